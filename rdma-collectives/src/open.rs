@@ -93,7 +93,7 @@ impl CommunicatorBuilder<'_> {
     }
 
     /// Says that nobody else can read the connections of the group, so that rank 0 may hand out a
-    /// key for TCP over them if a rank has none; the same at all ranks. Not so by default. Ranks on
+    /// key for TCP over them if a rank has none; the same at all ranks. By default, nobody says so. Ranks on
     /// several hosts then listen for each other also without `RDMA_SOFT_TCP`: see
     /// [`tcp::listen`].
     pub fn job_key(self, is_trusted: bool) -> Self {

@@ -152,7 +152,7 @@ impl Address {
 /// reaches those at other addresses. The variables `RDMA_SOFT_TCP`, `RDMA_SOFT_KEY` and
 /// `RDMA_SOFT_KEY_FD` are not read; `RDMA_SOFT_TLS` is.
 ///
-/// To be called before the first open of a device. Children that are forked later listen there,
+/// The call comes before the first open of a device. Children that are forked later listen there,
 /// too, once they open a device. Processes of one user share an address. A second call with the
 /// same values changes nothing.
 ///
@@ -163,7 +163,7 @@ impl Address {
 /// `EBUSY`: a device has been opened without these values, or an earlier call had others.
 /// `EADDRINUSE`: another user or another program listens at the address. `EADDRNOTAVAIL`: this host
 /// does not have the address. `EINVAL`: `RDMA_SOFT_LINK_LAYER` is `infiniband`, or the address is
-/// that of `soft1` or another software device. Further those of [`Address::resolve`]. After an
+/// that of `soft1` or another software device. Those of [`Address::resolve`], too. After an
 /// error other than `EBUSY`, the device is as before the call.
 ///
 /// # Examples

@@ -330,7 +330,7 @@ impl State {
         match received {
             Ok(Received::Packet(packet)) => match Message::decode(&packet.bytes) {
                 Some(message) => self.requested(listener, transport, message),
-                None if !packet.fds.is_empty() => self.called_by(listener, Call::of(packet)),
+                None if !packet.fds.is_empty() => self.called_by(listener, Call::of(packet), transport),
                 None => log!(DEBUG, "soft0: a connection begins with something else than a request"),
             },
             _ => log!(DEBUG, "soft0: a connection ends before a request"),
@@ -338,14 +338,14 @@ impl State {
     }
 
     /// Handles a call of another host to a listener, which another process has accepted.
-    fn called_by(&mut self, key: u64, call: Result<Call, HelloError>) {
+    fn called_by(&mut self, key: u64, call: Result<Call, HelloError>, queued: Transport) {
         let Ok(listener) = self.entry(key) else { return };
         let port = (listener.space, listener.local.map_or(0, |local| local.port()));
         let is_full = Arc::strong_count(&self.callers) > MAX_CALLERS;
         match call {
             Ok(call) if call.port() == port && !is_full => {
                 let counted = Arc::clone(&self.callers);
-                call.meet(move |caller| {
+                call.meet(queued, move |caller| {
                     drop(counted);
                     if let Ok(service) = Service::get() {
                         service.with(|state| state.admit(key, caller));

@@ -268,8 +268,13 @@ impl Stream {
                 return false;
             }
             // The copy faults where the payload is not mapped any more, as on every other link. The
-            // next flush tells of a connection that has failed.
-            Err(_) => 0,
+            // next flush meets a connection that the peer has ended once more.
+            Err(os::Error { errno: Errno::EFAULT | Errno::EINTR | Errno::EPIPE | Errno::ECONNRESET, .. }) => 0,
+            // The kernel tells this once.
+            Err(error) => {
+                self.end(Ended::Failed(error));
+                return false;
+            }
         };
         self.out.advance(sent.min(in_front));
         let taken = sent.saturating_sub(in_front);

@@ -29,7 +29,6 @@ use crate::link::hello::{self, First, HelloError, Incoming, Purpose};
 use crate::link::port::Space;
 use crate::link::slot;
 use crate::link::wire::{self, Body, Kind};
-use crate::log::log;
 use crate::os;
 use crate::os::socket::Socket;
 use crate::threads;
@@ -38,6 +37,8 @@ use crate::threads;
 const MAX_UNTAKEN: usize = 8;
 /// Pause before a connection is offered again to a process whose queue is full.
 const PAUSE: Duration = Duration::from_millis(10);
+/// Pause after a failure to accept a connection.
+const LONG_PAUSE: Duration = Duration::from_millis(100);
 
 /// The number of the first stranger. A stranger's number is its token in the event loop.
 const FIRST_NUMBER: u64 = DOOR + 1;
@@ -139,10 +140,10 @@ impl Admission {
                 // The caller has gone.
                 Err(os::Error { errno: Errno::ECONNABORTED | Errno::EINTR, .. }) => {}
                 Err(error) => {
-                    log!(WARN, %error, "a caller cannot be let in");
                     // Most likely this process is out of descriptors. The caller waits in the
                     // kernel's queue, and an immediate retry would fail again.
-                    sleep(PAUSE);
+                    self.remote.refused(&error.into());
+                    sleep(LONG_PAUSE);
                     break;
                 }
             }
@@ -194,6 +195,7 @@ impl Admission {
                 if let Err(error) = self.remote.event_loop.watch(&process, number) {
                     return self.remote.refused(&error.into());
                 }
+                self.remote.has_given(&stranger);
                 Step::Given(callee(&first), process)
             }
             Ok(None) => Step::Queued(first),
@@ -249,7 +251,16 @@ impl Admission {
             self.places.iter().filter(|(_, place)| is_late(place)).map(|(number, _)| *number).collect();
         for number in late {
             let Some(place) = self.places.remove(&number) else { continue };
-            self.remote.event_loop.forget(&place.stranger.socket);
+            if let Step::Given(_, process) = &place.step {
+                // The process may have taken the connection, of which this thread has not heard
+                // yet: that is the process's now, and may be a link already.
+                if process.wait_readable(Duration::ZERO).is_ok() {
+                    self.remote.event_loop.forget(process);
+                    continue;
+                }
+            } else {
+                self.remote.event_loop.forget(&place.stranger.socket);
+            }
             // Also for a process that takes the connection later.
             place.stranger.socket.shut_down();
             self.remote.refused(&HelloError::Late);

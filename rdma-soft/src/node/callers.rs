@@ -123,7 +123,7 @@ pub(super) fn meet_in_thread(
         }
     });
     if let Err(error) = started {
-        log!(WARN, %error, "no thread to let a caller in");
+        remote.refused(&error.into());
     }
 }
 

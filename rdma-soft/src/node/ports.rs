@@ -19,7 +19,6 @@ use crate::link::hello::{self, First, HelloError, Opened, Purpose, Route};
 use crate::link::packets::Packets;
 use crate::link::port::{self, Space};
 use crate::link::wire::{self, Kind};
-use crate::log::log;
 use crate::os;
 use crate::os::socket::{self, Socket};
 use crate::os::tcp::Tcp;
@@ -124,19 +123,22 @@ impl Call {
 
     /// Runs the acceptor's side of the handshake in a thread, then calls `then` with the caller if
     /// it holds the key.
-    pub(crate) fn meet(self, then: impl FnOnce(Caller) + Send + 'static) {
+    ///
+    /// The process that accepted the call counts it until `queued` is dropped, which happens once
+    /// this process counts the caller.
+    pub(crate) fn meet(self, queued: impl Send + 'static, then: impl FnOnce(Caller) + Send + 'static) {
         // Without links to other hosts this process has no key, and ends the call.
         let Some((node, remote)) = remote() else { return };
-        let started = thread::spawn("rdma-soft-call", move || match self.prove(node, remote) {
+        let started = thread::spawn("rdma-soft-call", move || match self.prove(node, remote, queued) {
             Ok(caller) => then(caller),
             Err(error) => remote.refused(&error),
         });
         if let Err(error) = started {
-            log!(WARN, %error, "no thread to let a caller in");
+            remote.refused(&error.into());
         }
     }
 
-    fn prove(self, node: &'static Node, remote: &'static Remote) -> Result<Caller, HelloError> {
+    fn prove(self, node: &'static Node, remote: &'static Remote, queued: impl Send) -> Result<Caller, HelloError> {
         let route = Route::of_acceptor(&self.socket)?;
         // Another process of this user may listen at another address, and speaks for that one
         // alone.
@@ -145,6 +147,7 @@ impl Call {
         }
         let deadline = self.deadline;
         let stranger = Stranger::placed(remote, Arc::new(self.socket), deadline)?;
+        drop(queued);
         let socket = Arc::clone(&stranger.socket);
         let us = remote.identity(node.lock().slots()[0]);
         let decide = || {

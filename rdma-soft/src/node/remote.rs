@@ -70,7 +70,15 @@ pub(super) struct Prepared {
 /// Connections that have not proved anything, the oldest first.
 #[derive(Debug, Default)]
 struct Strangers {
-    waiting: VecDeque<(Instant, Arc<Tcp>)>,
+    waiting: VecDeque<Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    since: Instant,
+    socket: Arc<Tcp>,
+    /// It is in the queue of another process, or has been taken from there.
+    is_given: bool,
 }
 
 /// Strangers that were refused.
@@ -225,14 +233,21 @@ impl Remote {
 
     /// Whether a stranger still has its place.
     pub(super) fn has_place(&self, stranger: &Stranger) -> bool {
-        self.strangers.lock().waiting.iter().any(|(_, other)| Arc::ptr_eq(other, &stranger.socket))
+        self.strangers.lock().waiting.iter().any(|place| Arc::ptr_eq(&place.socket, &stranger.socket))
     }
 
     /// When there is a place for one more stranger, if none goes by itself before.
     pub(super) fn has_room_at(&self) -> Instant {
-        let strangers = self.strangers.lock();
-        let oldest = strangers.waiting.front().filter(|_| strangers.waiting.len() >= MAX_STRANGERS);
-        oldest.map_or_else(Instant::now, |(since, _)| *since + GRACE)
+        self.strangers.lock().has_room_at()
+    }
+
+    /// A stranger's connection is in the queue of another process, and may be taken at any time.
+    pub(super) fn has_given(&self, stranger: &Stranger) {
+        let mut strangers = self.strangers.lock();
+        let place = strangers.waiting.iter_mut().find(|place| Arc::ptr_eq(&place.socket, &stranger.socket));
+        if let Some(place) = place {
+            place.is_given = true;
+        }
     }
 }
 
@@ -252,9 +267,8 @@ impl Stranger {
     /// Counts a connection as soon as there is a place.
     pub(super) fn placed(remote: &'static Remote, socket: Arc<Tcp>, deadline: Instant) -> Result<Self, HelloError> {
         loop {
-            let at = remote.has_room_at();
-            if at <= Instant::now() {
-                return Ok(Self::new(remote, socket));
+            if remote.strangers.lock().try_enter(&socket) {
+                return Ok(Self { remote, socket });
             }
             if Instant::now() >= deadline {
                 return Err(HelloError::Late);
@@ -266,16 +280,31 @@ impl Stranger {
 
 impl Drop for Stranger {
     fn drop(&mut self) {
-        self.remote.strangers.lock().waiting.retain(|(_, other)| !Arc::ptr_eq(other, &self.socket));
+        self.remote.strangers.lock().waiting.retain(|place| !Arc::ptr_eq(&place.socket, &self.socket));
     }
 }
 
 impl Strangers {
+    fn has_room_at(&self) -> Instant {
+        let oldest = self.waiting.front().filter(|_| self.waiting.len() >= MAX_STRANGERS);
+        oldest.map_or_else(Instant::now, |oldest| oldest.since + GRACE)
+    }
+
+    /// Counts a connection if there is a place.
+    fn try_enter(&mut self, socket: &Arc<Tcp>) -> bool {
+        let has_room = self.has_room_at() <= Instant::now();
+        if has_room {
+            self.enter(socket);
+        }
+        has_room
+    }
+
     fn enter(&mut self, socket: &Arc<Tcp>) {
-        self.waiting.push_back((Instant::now(), Arc::clone(socket)));
+        self.waiting.push_back(Waiting { since: Instant::now(), socket: Arc::clone(socket), is_given: false });
         if self.waiting.len() > MAX_STRANGERS {
-            if let Some((_, oldest)) = self.waiting.pop_front() {
-                oldest.shut_down();
+            // Who has given a connection away ends it if the other process has not taken it.
+            if let Some(oldest) = self.waiting.pop_front().filter(|oldest| !oldest.is_given) {
+                oldest.socket.shut_down();
             }
         }
     }

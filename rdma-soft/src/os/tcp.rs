@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Instant;
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{self, Backlog, MsgFlags, Shutdown, SockFlag, SockaddrStorage, sockopt};
 
@@ -44,7 +45,7 @@ impl Tcp {
     /// Takes over a descriptor that another process has passed. `ENOTSOCK` or `EPROTOTYPE` for one
     /// that is no TCP socket.
     pub(crate) fn of_fd(fd: OwnedFd) -> Result<Self> {
-        let this = Private::make(|| Ok(fd)).map(Self)?;
+        let this = Self::passed(fd)?;
         let is_stream = socket::getsockopt(&this.0, sockopt::SockType).named("getsockopt")? == socket::SockType::Stream;
         if is_stream && this.peer().is_ok() {
             return Ok(this);
@@ -52,10 +53,17 @@ impl Tcp {
         Err(Error { call: "the check of a connection", errno: Errno::EPROTOTYPE })
     }
 
+    /// A descriptor that another process has passed, no call of which waits, however it was made.
+    fn passed(fd: OwnedFd) -> Result<Self> {
+        let this = Private::make(|| Ok(fd)).map(Self)?;
+        fcntl(&this.0, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).named("fcntl")?;
+        Ok(this)
+    }
+
     /// Takes over a descriptor that another process has passed. `EPROTOTYPE` for one that is no TCP
     /// socket that listens.
     pub(crate) fn of_listener(fd: OwnedFd) -> Result<Self> {
-        let this = Private::make(|| Ok(fd)).map(Self)?;
+        let this = Self::passed(fd)?;
         let is_stream = socket::getsockopt(&this.0, sockopt::SockType).named("getsockopt")? == socket::SockType::Stream;
         if is_stream && this.local().is_ok() && socket::getsockopt(&this.0, sockopt::AcceptConn) == Ok(true) {
             return Ok(this);

@@ -1,6 +1,6 @@
 //! Hosts of this machine: network namespaces, which `tests/vm/namespaces.sh` makes.
 
-use std::{fs, os::unix::fs::MetadataExt as _, process::Command};
+use std::{fs, os::unix::fs::MetadataExt as _, path::Path, process::Command};
 
 use crate::system::output;
 
@@ -19,6 +19,9 @@ pub(crate) fn bash() -> Command {
 
 /// Whether the machine allows what the hosts need; an error says why not.
 pub(crate) fn are_allowed() -> Result<(), String> {
+    if !Path::new("/proc/sys/net/ipv6").exists() {
+        return Err("the kernel lacks IPv6".into());
+    }
     let try_all =
         "mount -t tmpfs hosts /mnt && ip link add port type veth peer name eth0 && ip link add bridge0 type bridge";
     output(bash().args(["-c", try_all])).map(drop)
