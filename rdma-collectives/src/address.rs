@@ -11,9 +11,9 @@ use crate::Error;
 use crate::adapter::Adapter;
 use crate::bootstrap::interfaces;
 
-/// An address of this host that the connection manager maps to the device: that at which it
-/// listens for other hosts; a loopback address of a software device; else the address in the port's GID, if there is one; else the first interface
-/// address that leads to the device.
+/// An address of this host that the connection manager maps to the device: that at which it listens
+/// for other hosts; a loopback address of a software device; else the address in the port's GID, if
+/// there is one; else the first interface address that leads to the device.
 ///
 /// # Errors
 /// If this host has no such address.

@@ -93,8 +93,8 @@ impl CommunicatorBuilder<'_> {
     }
 
     /// Says that nobody else can read the connections of the group, so that rank 0 may hand out a
-    /// key for TCP over them if a rank has none; the same at all ranks. By default, nobody says so. Ranks on
-    /// several hosts then listen for each other also without `RDMA_SOFT_TCP`: see
+    /// key for TCP over them if a rank has none; the same at all ranks. By default, nobody says so.
+    /// Ranks on several hosts then listen for each other also without `RDMA_SOFT_TCP`: see
     /// [`tcp::listen`].
     pub fn job_key(self, is_trusted: bool) -> Self {
         Self { job_key: is_trusted, ..self }

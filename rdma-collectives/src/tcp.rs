@@ -66,9 +66,9 @@ pub(crate) fn device() -> DeviceSelector {
 /// goes on with its address and its key.
 ///
 /// `is_trusted` says that nobody else can read the connections of the group, so that a key may be
-/// handed out over them: by rank 0, or by a rank that listens with a key from an earlier group. That
-/// happens if a rank has none, and the group's notices say it. Ranks on several hosts that say it
-/// all listen, without `RDMA_SOFT_TCP`, too.
+/// handed out over them: by rank 0, or by a rank that listens with a key from an earlier group.
+/// That happens if a rank has none, and the group's notices say it. Ranks on several hosts that say
+/// it all listen, without `RDMA_SOFT_TCP`, too.
 ///
 /// # Errors
 /// If a rank is to listen and has no key, or cannot listen; every rank is told.

@@ -106,12 +106,11 @@
 //! that stands still for 10 s (in a debugger, or stopped) while frames wait for it.
 //!
 //! With the feature `tls`, which the programs of this workspace and `soft-rdma` have, all that
-//! follows the proof is encrypted and authenticated by TLS 1.3, on processors with AES
-//! instructions (on x86_64 also AVX2, BMI and ADX); on others the first open fails with `EINVAL`
-//! until `RDMA_SOFT_TLS=off` is set. Two hosts of which one encrypts do not reach each other, and the
-//! logs of both say why. Without the feature, or with `RDMA_SOFT_TLS=off`, nothing is encrypted: use a network that
-//! you trust, or WireGuard.
-//!
+//! follows the proof is encrypted and authenticated by TLS 1.3, on processors with AES instructions
+//! (on x86_64 also AVX2, BMI and ADX); on others the first open fails with `EINVAL` until
+//! `RDMA_SOFT_TLS=off` is set. Two hosts of which one encrypts do not reach each other, and the
+//! logs of both say why. Without the feature, or with `RDMA_SOFT_TLS=off`, nothing is encrypted:
+//! use a network that you trust, or WireGuard.
 //! The connection manager reaches the other hosts, too. Multicast stays within a host.
 //!
 //! # Platforms

@@ -40,7 +40,7 @@ fn listener(line: &str, wanted: SocketAddr) -> Option<(u32, u64)> {
     Some((words.nth(3)?.parse().ok()?, words.nth(1)?.parse().ok()?))
 }
 
-/// An address of /proc/net/tcp: words in hexadecimal digits, whose bytes are in the network's order.
+/// An address of /proc/net/tcp: hexadecimal words, whose bytes are in the network's order.
 fn parse(text: &str) -> Option<IpAddr> {
     let word = |at: usize| text.get(8 * at..8 * at + 8).and_then(|word| u32::from_str_radix(word, 16).ok());
     if text.len() == 8 {
