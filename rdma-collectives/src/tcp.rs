@@ -119,6 +119,9 @@ pub fn listen(group: &mut Group, transport: Transport, is_trusted: bool) -> Resu
 }
 
 /// Without the software device, there are no links over TCP.
+///
+/// # Errors
+/// If `transport` asks for them.
 #[cfg(not(feature = "soft"))]
 pub fn listen(_group: &mut Group, transport: Transport, _is_trusted: bool) -> Result<(), Error> {
     match transport {
