@@ -2,7 +2,7 @@
 //! test runs in a process of its own, whose environment asks for the devices.
 
 use std::collections::HashSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Barrier;
 use std::thread;
 
@@ -10,6 +10,7 @@ use rdma::aio::block_on;
 use rdma::cm::blocking::{self, ListenOptions, Listener, ResolveOptions};
 use rdma::cm::{ConnOptions, ConnectRequest, EventChannel, EventKind};
 use rdma::op;
+use rdma::soft::tcp;
 use rdma::transport::Rc;
 use rdma::{Context, Device, DeviceSelector, ErrorKind, Opened, RemoteAccess};
 use rdma_net::{FailureKind, ListenOptions as NetOptions, Node, NodeOptions};
@@ -42,6 +43,28 @@ fn the_list_has_both() {
     assert!(gids(1).len() > 0 && gids(1).all(|gid| !first.contains(&gid)), "{first:?}");
     let error = rdma::open(&"soft2".parse().unwrap()).unwrap_err().to_string();
     assert!(error.contains("soft2") && error.contains("soft0, soft1"), "{error}");
+}
+
+#[test]
+fn the_best_address_of_a_device_that_reaches_other_hosts_is_the_chosen_one() {
+    // Another address of the host reaches farther, but this process listens at this one.
+    passes_alone(&["devices::the_best_address"], &[("HOST", "127.88.3.1")]);
+    let has_ipv6 = std::fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
+    if has_ipv6.contains("00000000000000000000000000000001 ") {
+        passes_alone(&["devices::the_best_address"], &[("HOST", "::1")]);
+    }
+}
+
+#[test]
+#[ignore = "run by the_best_address_of_a_device_that_reaches_other_hosts_is_the_chosen_one"]
+fn the_best_address() {
+    let host: IpAddr = std::env::var("HOST").unwrap().parse().unwrap();
+    let free = TcpListener::bind((host, 0)).unwrap().local_addr().unwrap();
+    assert_eq!(tcp::listen(free.into(), tcp::Key::random().unwrap()), Ok(free));
+    let context = soft(0).context;
+    let best = context.best_gid(1).unwrap().unwrap();
+    let address = best.gid.ipv4().map_or_else(|| IpAddr::V6(best.gid.ipv6()), IpAddr::V4);
+    assert_eq!((best.index, address), (0, host));
 }
 
 #[test]
