@@ -110,7 +110,7 @@ fn relay(one: &mut UnixStream, other: &mut UnixStream) {
 }
 
 /// Whether the parent's objects refuse all calls in a child.
-fn is_inert(side: &Side) -> bool {
+pub(crate) fn is_inert(side: &Side) -> bool {
     let mut wc = ibv_wc::default();
     // SAFETY: live objects; the verbs see that this is another process.
     let polled = unsafe { ibv_poll_cq(side.cq, 1, &raw mut wc) };

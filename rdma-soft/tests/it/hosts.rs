@@ -18,6 +18,7 @@ use rdma_test_support::{alone, holds_in_child, passes_alone};
 use crate::common::datagram::{Datagrams, GRH, answer_to};
 use crate::common::puppet::{self, Puppet};
 use crate::common::{Config, Request, Side, devices, gid_of, verbs};
+use crate::fork::is_inert;
 
 type Op = ibv_wr_opcode;
 type Status = ibv_wc_status;
@@ -189,6 +190,28 @@ fn one_host() {
 }
 
 /// Each process of a host takes the calls for all of them.
+#[test]
+#[ignore = "run by a_forked_child_has_connections_of_its_own"]
+fn family() {
+    let (side, mut other) = connected();
+    talk(&side, &mut other, 10);
+    for round in 20..24 {
+        assert!(holds_in_child(|| {
+            // The child listens at its parent's address, too.
+            let is_inert = is_inert(&side);
+            let (own, mut its) = connected();
+            talk(&own, &mut its, round);
+            is_inert
+        }));
+        talk(&side, &mut other, round);
+    }
+}
+
+#[test]
+fn a_forked_child_has_connections_of_its_own() {
+    on_a_host("family");
+}
+
 #[test]
 #[ignore = "run by many_processes_of_a_host_are_reached"]
 fn many_processes() {
