@@ -187,9 +187,12 @@ fn run(options: &Options, library: &Library) -> Result<(), Failure> {
         return Err(Failure::usage("no program is given"));
     };
     // The program would hear `EINVAL`.
-    if hosts::are_given(options) {
+    let are_given = hosts::are_given(options);
+    if are_given {
         hosts::check(options)?;
-    } else {
+    }
+    // The options take the place of these variables, which the check would judge.
+    if !are_given || std::env::var_os("RDMA_SOFT_TCP").is_none() {
         rdma_soft::check_environment().map_err(invalid)?;
     }
     if options.sysfs {
