@@ -30,8 +30,9 @@ use crate::os::thread;
 /// again: they must not wait for a thread in which this process could confirm its own calls, since
 /// the callers' hosts may wait for that.
 const MAX_LINKS: usize = 128;
-/// Delay before a process asks a peer again that has answered `Busy`.
+/// Delay before a process asks a peer again that has answered `Busy`, at first and at most.
 const BUSY: Duration = Duration::from_millis(2);
+const MAX_PAUSE: Duration = Duration::from_millis(100);
 /// Limit of the time in which a link comes up.
 const OPENING: Duration = Duration::from_secs(20);
 /// Calls that may end without an answer: a process that accepts one may die before it passes the
@@ -65,7 +66,7 @@ pub(super) fn dial(node: &'static Node, peer: PeerId) {
 fn reach(node: &'static Node, remote: &Remote, host: HostUse, address: IpAddr, slot: Slot) -> Result<(), HelloError> {
     let deadline = Instant::now() + OPENING;
     let peer = PeerId { host: host.id(), slot };
-    let (mut host, mut calls) = (Some(host), 0);
+    let (mut host, mut calls, mut pause) = (Some(host), 0, BUSY);
     loop {
         let error = match open(node, remote, &mut host, address, peer) {
             Ok(true) => return Ok(()),
@@ -79,7 +80,9 @@ fn reach(node: &'static Node, remote: &Remote, host: HostUse, address: IpAddr, s
         if Instant::now() >= deadline {
             return Err(error);
         }
-        sleep(BUSY);
+        sleep(pause);
+        // The other side needs a thread and a call back for each attempt.
+        pause = (2 * pause).min(MAX_PAUSE);
     }
 }
 
