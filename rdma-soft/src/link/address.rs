@@ -235,7 +235,7 @@ fn of_interface(name: &str) -> Result<IpAddr, Error> {
         return Err(Error::new(Errno::EADDRNOTAVAIL, format_args!("the network interface {name} is down")));
     }
     best(entries.iter().filter(has_name).filter_map(address_of)).ok_or_else(|| {
-        let text = format_args!("the network interface {name} has no IP address that other hosts can use");
+        let text = format!("the network interface {name} has no IP address that other hosts can use");
         Error::new(Errno::EADDRNOTAVAIL, text)
     })
 }
