@@ -110,7 +110,7 @@ impl Stream {
     }
 
     /// A link to a process of the host with an address, and the socket of that process.
-    #[cfg(all(test, not(loom)))]
+    #[cfg(test)]
     pub(crate) fn on_a_socket(host: std::net::IpAddr) -> (Self, Tcp) {
         use std::sync::Arc;
 
