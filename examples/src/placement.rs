@@ -63,7 +63,7 @@ pub struct PlacementOptions {
     /// Let rank 0 make the key for TCP between hosts and hand it out over the connections to it
     /// [env: RDMA_JOB_KEY=1]
     ///
-    /// Who can read these connections can connect to each rank. Without the option, RDMA_SOFT_KEY
+    /// A reader of these connections can connect to each rank. Without the option, RDMA_SOFT_KEY
     /// names the file of the key.
     #[arg(long, hide_short_help = true)]
     pub job_key: bool,

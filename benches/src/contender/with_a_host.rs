@@ -1,4 +1,4 @@
-//! What is done within a host, in a process that also has a link to another host, or may have one.
+//! Operations within a host, in a process that also has a link to another host, or may have one.
 
 use std::io;
 use std::time::{Duration, Instant};

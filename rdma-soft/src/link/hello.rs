@@ -152,7 +152,7 @@ pub(crate) enum HelloError {
     System(#[from] os::Error),
 }
 
-/// What is wrong if the peer wants another protection than this side, which wants `ours`.
+/// The error if the peer wants another protection than this side, which wants `ours`.
 fn mismatch(ours: Protection) -> &'static str {
     match ours {
         Protection::Tls => "the peer does not encrypt its frames, this process does",

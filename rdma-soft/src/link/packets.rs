@@ -33,7 +33,7 @@ pub(crate) struct Packets {
 
 impl Packets {
     pub(crate) fn new(socket: Tcp, mut records: Option<Records>) -> Self {
-        // Whoever watches the socket learns of packets there, and not of those in a buffer.
+        // A thread that watches the socket learns of packets there, and not of those in a buffer.
         records.iter_mut().for_each(Records::read_one_by_one);
         Self { socket, records, incoming: [0; HEAD + MAX_PACKET], filled: 0, unsent: Vec::new(), is_broken: false }
     }

@@ -62,7 +62,7 @@ pub(crate) fn join(address: SocketAddr) -> Result<Tcp> {
     }
 }
 
-/// Who keeps this process from an address, and what helps.
+/// A sentence about the process that keeps this one from an address, and about what helps.
 pub(crate) fn in_use(address: SocketAddr) -> String {
     let owner = owner::of_listener(address);
     format!("{owner} listens there and does not share it: choose another port on all hosts, or end it if it hangs")

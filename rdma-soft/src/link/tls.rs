@@ -67,7 +67,7 @@ impl Protection {
     ///
     /// # Errors
     ///
-    /// What is wrong with the variable, or with the processor.
+    /// The values that the variable may have, with the processor's lack if there is one.
     pub(crate) fn from_environment() -> Result<Self, &'static str> {
         let chosen = match rdma_sys::trusted_variable(VARIABLE.name) {
             None if cfg!(feature = "tls") => Some(Self::Tls),

@@ -20,7 +20,7 @@ pub(crate) const VARIABLE: Variable = Variable { name: "RDMA_SOFT_TCP", values: 
 
 /// The values of the program, if it has chosen some.
 static CHOSEN: Published<Chosen> = Published::new();
-/// What was read from the descriptor of `RDMA_SOFT_KEY_FD`, which may be a pipe: a second read, of
+/// The bytes read from the descriptor of `RDMA_SOFT_KEY_FD`, which may be a pipe: a second read, of
 /// another thread or of a child, would find it empty.
 static READ: Published<(String, Vec<u8>)> = Published::new();
 /// Held by the thread that reads the descriptor.
@@ -142,7 +142,7 @@ fn of_descriptor(number: &str) -> Result<Vec<u8>, key::KeyError> {
 ///
 /// The variable, and what is wrong with it.
 pub(crate) fn check_address() -> Result<(), &'static Variable> {
-    /// What is wrong, described once, so that it can be leaked.
+    /// The fault, described once, so that the text can be leaked.
     static INVALID: OnceLock<Variable> = OnceLock::new();
     if values().is_some() {
         return Ok(());
@@ -163,7 +163,7 @@ pub(crate) fn check_address() -> Result<(), &'static Variable> {
 ///
 /// The variable, and what is wrong with it.
 pub(crate) fn check_key() -> Result<(), &'static Variable> {
-    /// What is wrong, described once, so that it can be leaked.
+    /// The fault, described once, so that the text can be leaked.
     static INVALID: OnceLock<Variable> = OnceLock::new();
     let is_set = |name| rdma_sys::trusted_variable(name).is_some();
     let has_descriptor_alone = is_set("RDMA_SOFT_KEY_FD") && !is_set("RDMA_SOFT_KEY");

@@ -1,9 +1,9 @@
 //! Calls between the connection managers of two hosts: the same connections and the same handshake
 //! as for links, but to a port in place of a slot ([`Purpose::Port`]).
 //!
-//! Whoever accepts a call passes it to the process that listens at the port, by the name of the
-//! listener. That process goes on with the handshake in a thread, so that its connection manager
-//! hears of callers that hold the key alone.
+//! The process that accepts a call passes it on by the name of the listener at the port. The
+//! listener's process goes on with the handshake in a thread, so that its connection manager hears
+//! of callers that hold the key alone.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
