@@ -63,7 +63,9 @@ pub struct Key {
 impl Key {
     /// Reads a file in the form of `RDMA_SOFT_KEY`: at least 32 random bytes, not counting white
     /// space at the end, that nobody but the file's owner may read. The owner is this process's
-    /// user or root.
+    /// user or root. A file of root may be readable by one of the process's groups, too (mode 440
+    /// or 640). A process of root takes the file of another user, who then can connect to it,
+    /// unless others may write into a directory of the path.
     ///
     /// # Errors
     ///

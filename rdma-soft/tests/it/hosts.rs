@@ -656,6 +656,16 @@ fn what_is_wrong_with_the_environment_is_said() {
     said("rdma_soft_key", &[(TCP, HERE)]);
     said("6 bytes", &[(TCP, HERE), (KEY, short.path())]);
     said("chmod 600", &[(TCP, HERE), (KEY, open.path())]);
+    // SAFETY: geteuid has no requirement.
+    if unsafe { libc::geteuid() } == 0 {
+        // A user may have put it into the directory of temporary files, where root would find it.
+        let planted = KeyFile::new("planted", SECRET, 0o600);
+        std::os::unix::fs::chown(&planted.0, Some(65_534), None).unwrap();
+        let is_open_to_all = std::env::temp_dir().metadata().unwrap().permissions().mode() & 0o002 != 0;
+        if is_open_to_all {
+            said("directory of its path", &[(TCP, HERE), (KEY, planted.path())]);
+        }
+    }
     said("there is no network interface nosuch0", &[(TCP, "nosuch0"), (KEY, good.path())]);
     let listener = TcpListener::bind((HERE, 0)).unwrap();
     let taken = listener.local_addr().unwrap().to_string();
