@@ -1,17 +1,19 @@
 //! `soft0` between two hosts, which are two addresses of a loopback interface, or two network
 //! namespaces with a veth pair between them: writes of 1 MiB beside a TCP stream, messages of 64 B
-//! beside a TCP ping-pong, an all-reduce of 64 MiB beside the same ring over plain sockets. And
-//! what a link to another host costs the work within a host.
+//! beside a TCP ping-pong, an all-reduce of 64 MiB beside the same ring over plain sockets, and
+//! encrypted writes beside a TLS stream. And what a link to another host costs the work within a
+//! host.
 //!
-//! `cargo bench -p rdma-benches --bench hosts -- [rounds=N] [part=writes,messages,all_reduce,local]
-//! [site=loopback,veth]`. Namespaces need the right to make them.
+//! `cargo bench -p rdma-benches --bench hosts -- [rounds=N]
+//! [part=writes,messages,all_reduce,tls,local] [site=loopback,veth]`. Namespaces need the right to
+//! make them.
 
 use std::error::Error;
 use std::io;
 use std::process::Command;
 use std::time::Duration;
 
-use rdma_benches::contender::{AllReduce, RdmaSend, RdmaWrite, SocketRing, TcpSpin, TcpWrites, WithAHost};
+use rdma_benches::contender::{AllReduce, RdmaSend, RdmaWrite, SocketRing, TcpSpin, TcpWrites, TlsWrites, WithAHost};
 use rdma_benches::hosts::{Key, Site};
 use rdma_benches::pair::{self, Channel, Contender, Contenders, Outcome, Plan, Role};
 use rdma_benches::stats::{Spread, paired_ratio};
@@ -29,6 +31,8 @@ const IN_FLIGHT: u64 = 8;
 
 /// The option of a process that measures the work within a host.
 const LOCAL: &str = "--local";
+/// The option of a process that compares encrypted connections.
+const ENCRYPTED: &str = "--encrypted";
 /// Where that process has no other host, may have one, and has a link to one.
 const LINKS: [&str; 3] = ["off", "on", "linked"];
 const LOCAL_WAYS: [&str; 2] = [send_receive::NAMES[0], post_poll::Case::NAMES[6]];
@@ -42,8 +46,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let key = Key::new()?;
     for site in Site::ALL.into_iter().filter(|site| is_asked("site", site.name())) {
-        if PARTS.into_iter().any(|part| is_asked("part", part)) {
-            let status = site.command(&key)?.status()?;
+        for is_encrypted in [false, true] {
+            if asked_parts(is_encrypted).is_empty() {
+                continue;
+            }
+            let mut command = site.command(&key)?;
+            if is_encrypted {
+                command.arg(format!("{ENCRYPTED}=yes")).env("RDMA_SOFT_TLS", "on");
+            }
+            let status = command.status()?;
             if !status.success() {
                 return Err(format!("the comparison at {} failed: {status}", site.name()).into());
             }
@@ -60,8 +71,15 @@ fn is_asked(option: &str, value: &str) -> bool {
     mode::option(option).is_none_or(|asked| asked.split(',').any(|asked| asked == value))
 }
 
-/// The parts with two hosts, each of `soft0` and plain sockets.
+/// The parts with two hosts, each of `soft0` and plain sockets, and the encrypted one.
 const PARTS: [&str; 3] = ["writes", "messages", "all_reduce"];
+const TLS: &str = "tls";
+
+/// The parts that the options ask for, of those that are encrypted or of the others.
+fn asked_parts(is_encrypted: bool) -> Vec<&'static str> {
+    let parts: &[&str] = if is_encrypted { &[TLS] } else { &PARTS };
+    parts.iter().copied().filter(|part| is_asked("part", part)).collect()
+}
 
 /// Makes the two contenders of a part.
 fn contenders(part: &str, site: Site, role: Role, channel: &mut Channel) -> io::Result<[Box<dyn Contender>; 2]> {
@@ -70,6 +88,10 @@ fn contenders(part: &str, site: Site, role: Role, channel: &mut Channel) -> io::
     Ok(match part {
         "writes" => [
             Box::new(TcpWrites::connect(role, channel, leader, MIB)?),
+            Box::new(RdmaWrite::connect(role, channel, &device::open()?, MIB, IN_FLIGHT)?),
+        ],
+        TLS => [
+            Box::new(TlsWrites::connect(role, channel, leader, MIB)?),
             Box::new(RdmaWrite::connect(role, channel, &device::open()?, MIB, IN_FLIGHT)?),
         ],
         "messages" => [
@@ -91,7 +113,7 @@ fn compare(site: Site) -> io::Result<()> {
     }
     let mut plan = Plan::new(mode::is_smoke(), number_of_rounds()?, Duration::from_millis(40));
     plan.blocks = plan.blocks.min(3);
-    let parts: Vec<&str> = PARTS.into_iter().filter(|part| is_asked("part", part)).collect();
+    let parts = asked_parts(mode::option(ENCRYPTED).is_some());
     let outcomes = pair::compare_with(
         &plan,
         |command| site.set(command, Role::Follower),
@@ -118,6 +140,7 @@ fn report(site: Site, part: &str, outcomes: &[Outcome]) {
     let elements = f64::from(u32::try_from(ELEMENTS / MIB).unwrap_or(0));
     let (title, unit, scale): (_, _, Box<dyn Fn(f64) -> f64>) = match part {
         "writes" => ("Writes of 1 MiB", "GiB/s", Box::new(mib_per_second(1.0))),
+        TLS => ("Encrypted writes of 1 MiB", "GiB/s", Box::new(mib_per_second(1.0))),
         "messages" => ("Messages of 64 B, one way", "us", Box::new(|ns| ns / 2000.0)),
         _ => ("all_reduce of 64 MiB, 2 ranks", "GiB/s", Box::new(mib_per_second(elements))),
     };
@@ -126,7 +149,8 @@ fn report(site: Site, part: &str, outcomes: &[Outcome]) {
         true => paired_ratio(&sockets.rounds, &outcome.rounds),
         false => paired_ratio(&outcome.rounds, &sockets.rounds),
     };
-    let times = format!("{} x TCP's", if is_rate { "rate," } else { "time," });
+    let other = if part == TLS { "TLS's" } else { "TCP's" };
+    let times = format!("{} x {other}", if is_rate { "rate," } else { "time," });
     let unit = format!("{unit}, median (min-max)");
     let heads = ["contender", &unit, &times, "processor, us", "disturbed rounds"];
     let mut table = Table::new(format!("{title}: {}", site.name()), &heads);
@@ -143,6 +167,7 @@ fn report(site: Site, part: &str, outcomes: &[Outcome]) {
     let Some(ratio) = ratio(ours) else { return };
     let (bar, reached) = match part {
         "writes" => ("at least 0.5 of TCP's rate (aim 0.8)", ratio.median >= 0.5),
+        TLS => ("at least 0.7 of the rate of a TLS stream", ratio.median >= 0.7),
         "messages" => ("at most 1.3 times TCP's time", ratio.median <= 1.3),
         _ => ("at least 0.8 of the ring's rate", ratio.median >= 0.8),
     };

@@ -74,6 +74,8 @@ impl Site {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(std::env::args_os().skip(1));
         command.arg(format!("{SITE}={}", self.name())).env("RDMA_SOFT_KEY", &key.0);
+        // A process that compares encrypted connections sets it again.
+        command.env("RDMA_SOFT_TLS", "off");
         self.set(&mut command, Role::Leader);
         Ok(command)
     }

@@ -8,10 +8,11 @@ list() {
   [ "$1" = hosts ] || return 0
   printf '%s\n' off_without_tcp wrong_key {rc,uc,ud,srq}_pingpong{,_ipv6} \
     ib_{write_bw,write_lat,read_bw,read_lat,atomic_lat,send_bw,send_ud,send_uc,many_qps} ib_write_bw_ipv6 killed_{server,client} \
-    rping rping_ipv6 our_rping ucmatose udaddy rstream write_bw_by_cm \
-    fi_dgram ucx_rc ucx_ud \
+    rping rping_ipv6 our_rping {ucmatose,udaddy,rstream}{,_ipv6} write_bw_by_cm \
+    fi_dgram ucx_rc ucx_ud ucx_rdmacm mpi_{rc,ud} \
     pingpong pingpong_jumbo faults faults_end link_down_for_a_while link_down_for_good \
-    all_reduce all_reduce_3_hosts all_reduce_32 killed_rank compose
+    all_reduce all_reduce_3_hosts all_reduce_32 killed_rank compose \
+    all_gather all_to_all broadcast reduce reduce_scatter gather scatter sendrecv hypercube barrier training_step
   # Each pair of processes on two hosts has a connection of its own: 1,024 of them.
   [ -z "${RDMA_TEST_LONG:-}" ] || echo all_reduce_64
 }
@@ -76,14 +77,16 @@ pair6() { # command...
   ended_well $server server
 }
 
-# Programs between which no link comes about must both say so.
-no_pair() { # variable=value of the client, command...
+# Programs between which no link comes about: the client fails, and says why.
+no_pair() { # what the client says, variable=value of the client, command...
   local server client status=0
-  begin server "$(on 1)" "${@:2}" && server=$! && listens 1 $server
-  begin client "$(on 2)" env "$1" "${@:2}" 10.9.0.1 && client=$!
+  needs "$4"
+  begin server "$(on 1)" "${@:3}" && server=$! && listens 1 $server
+  begin client "$(on 2)" env "$2" "${@:3}" 10.9.0.1 && client=$!
   wait $client || status=$?
   # The status of timeout is 124.
-  [ $status -ne 0 ] && [ $status -ne 124 ] || fail "the client ended with status $status"
+  [ $status -ne 0 ] && [ $status -lt 124 ] || fail "the client ended with status $status"
+  grep -qF -- "$1" "$out/client.stderr" || fail "the client does not say '$1'"
   kill $server; wait $server
   return 0
 }
@@ -111,6 +114,19 @@ job_well() { # hosts, ranks, command...
   local rank
   job "$@"
   for rank in "${!ranks[@]}"; do ended_well "${ranks[rank]}" "rank$rank"; done
+}
+
+# Runs the C program of sums on two hosts by Open MPI, whose daemons start by the hosts' scripts, as
+# they would by ssh.
+mpi_sums() { # mpirun's options...
+  needs mpirun
+  needs mpicc
+  mpicc -o "$out/mpi_sums" xtask/src/thirdparty/mpi_sums.c || fail 'mpicc fails'
+  printf '#!/bin/bash\nexec "$RDMA_TEST_HOSTS/${1##*.}/run" bash -c "${*:2}"\n' >"$out/agent"
+  chmod +x "$out/agent"
+  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 UCX_NET_DEVICES=soft0:1 UCX_IB_GID_INDEX=0
+  well mpirun "$(on 1)" mpirun --mca plm_rsh_agent "$out/agent" --mca oob_tcp_if_include eth0 --bind-to none \
+    --host 10.9.0.1:2,10.9.0.2:2 -n 4 -x PATH -x UCX_NET_DEVICES -x UCX_IB_GID_INDEX "$@" soft-rdma --sysfs "$out/mpi_sums"
 }
 
 # Runs the services of compose.yaml, each on a host, with the settings of the file.
@@ -166,10 +182,13 @@ run() {
   local verbs=(-g 0 -p "$port" -c -n 200) perf=(-F -x 0 -p "$port" -n 300)
   local short=(--min 8 --max 256K --factor 32 --iters 2 --warmup 1)
   case $1 in
-    # The links of soft0 are the only way from host to host, so these two fail.
-    off_without_tcp) no_pair RDMA_SOFT_TCP= soft-rdma ibv_rc_pingpong "${verbs[@]}" ;;
-    wrong_key) (umask 077 && head -c 32 /dev/urandom | base64 >"$out/key") &&
-      no_pair RDMA_SOFT_KEY="$out/key" soft-rdma ibv_rc_pingpong "${verbs[@]}" ;;
+    # The links of soft0 are the only way from host to host, so these two fail: the first has no
+    # route to the server's GID.
+    off_without_tcp) no_pair 'Failed to modify QP to RTR' RDMA_SOFT_TCP= soft-rdma ibv_rc_pingpong "${verbs[@]}" ;;
+    wrong_key)
+      (umask 077 && head -c 32 /dev/urandom | base64 >"$out/key") || fail 'no key'
+      no_pair 'no link to process' RDMA_SOFT_KEY="$out/key" soft-rdma ibv_rc_pingpong "${verbs[@]}"
+      grep -q 'no link to process .*: the peer has another key' "$out/client.stderr" || fail 'another reason' ;;
     ud_pingpong) pair ibv_ud_pingpong -g 0 -p "$port" -n 200 ;;
     ud_pingpong_ipv6) pair6 ibv_ud_pingpong -g 0 -p "$port" -n 200 ;;
     *_pingpong) pair "ibv_$1" "${verbs[@]}" -s 65536 ;;
@@ -204,6 +223,15 @@ run() {
     our_rping)
       both=(-a 10.9.0.1 -p "$port" -C 50 -V)
       cm_pair 1 rping -s "${both[@]}" -- soft-rdma rping -c "${both[@]}" ;;
+    ucmatose_ipv6)
+      both=(-f ip6 -c 20 -C 20 -m -p "$port")
+      cm_pair 4 soft-rdma ucmatose -b fd09::4 "${both[@]}" -- soft-rdma ucmatose -s fd09::4 "${both[@]}" ;;
+    udaddy_ipv6)
+      both=(-f ip6 -c 5 -C 100)
+      cm_pair 4 soft-rdma udaddy -b fd09::4 "${both[@]}" -- soft-rdma udaddy -s fd09::4 "${both[@]}" ;;
+    rstream_ipv6)
+      both=(-f ip6 -p "$port" -S 4096 -I 20 -C 20)
+      cm_pair 4 soft-rdma rstream -b fd09::4 "${both[@]}" -- soft-rdma rstream -s fd09::4 "${both[@]}" ;;
     ucmatose) cm_pair 1 soft-rdma ucmatose -c 20 -C 20 -m -p "$port" -- soft-rdma ucmatose -s 10.9.0.1 -c 20 -C 20 -m -p "$port" ;;
     udaddy) cm_pair 1 soft-rdma udaddy -c 5 -C 100 -- soft-rdma udaddy -s 10.9.0.1 -c 5 -C 100 ;;
     rstream)
@@ -217,6 +245,17 @@ run() {
       ended_well $server server ;;
     ucx_rc) sysfs=1 UCX_TLS=rc_v UCX_NET_DEVICES=soft0:1 UCX_IB_GID_INDEX=0 pair ucx_perftest -p "$port" -t tag_bw -n 500 ;;
     ucx_ud) sysfs=1 UCX_TLS=ud_v UCX_NET_DEVICES=soft0:1 UCX_IB_GID_INDEX=0 pair ucx_perftest -p "$port" -t tag_lat -n 200 ;;
+    ucx_rdmacm)
+      # UCX's client and server meet by the connection manager. The server goes on.
+      needs io_demo
+      export UCX_TLS=rc_v UCX_NET_DEVICES=soft0:1 UCX_IB_GID_INDEX=0 UCX_SOCKADDR_TLS_PRIORITY=rdmacm
+      begin server "$(on 1)" soft-rdma --sysfs io_demo -p "$port" -q && server=$! && listens_by_cm 1 $server
+      well client "$(on 2)" soft-rdma --sysfs io_demo -p "$port" -o read,write -q -i 200 10.9.0.1
+      grep -q "Client exit with status 'OK'" "$out/client.stdout" || fail 'the client has not done all'
+      kill $server || fail 'there is no server'
+      wait $server || : ;;
+    mpi_rc) mpi_sums -x UCX_TLS=rc_v,self --mca pml ucx ;;
+    mpi_ud) mpi_sums -x UCX_TLS=ud_v,self --mca pml ucx ;;
     link_down_for_a_while)
       # Host 1 keeps its carrier. The stream goes on once TCP has sent again.
       stream 16
@@ -236,6 +275,10 @@ run() {
     all_reduce) job_well 2 4 all_reduce "${short[@]}" ;;
     all_reduce_3_hosts) job_well 3 6 all_reduce "${short[@]}" ;;
     all_reduce_*) job_well 2 "${1#all_reduce_}" all_reduce --min 1K --max 1K --iters 2 --warmup 1 ;;
+    barrier) job_well 2 4 barrier --iters 2 --warmup 1 ;;
+    training_step) job_well 2 8 training_step ;;
+    all_gather | all_to_all | broadcast | reduce | reduce_scatter | gather | scatter | sendrecv | hypercube)
+      job_well 2 4 "$1" "${short[@]}" ;;
     compose) compose ;;
     killed_rank)
       job 2 4 all_reduce --min 64K --max 64K --iters 1000000 --timeout 20

@@ -43,8 +43,10 @@ pub(super) fn services(text: &str) -> Result<Vec<Service>, String> {
             }
             (4, "network_mode", Some(service)) => service.network = Some(of_service()?),
             (4, "pid", Some(service)) => service.pid = Some(of_service()?),
-            // Every service has the Dockerfile's image and starts in the order of the file.
+            // Every service has the Dockerfile's image and starts in the order of the file. No
+            // seccomp filter is in force here.
             (4, "build", Some(_)) if value == "." => {}
+            (4, "cap_add", Some(_)) if value == "[SYS_PTRACE]" => {}
             (4, "init" | "depends_on", Some(_)) => {}
             _ => return Err(not_understood()),
         }
