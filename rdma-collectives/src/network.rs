@@ -1,9 +1,9 @@
 //! What a port tells of the network that it is on, to find out which ports reach each other.
 //!
 //! InfiniBand ports reach each other on one subnet, which the prefix of a GID names, and in one
-//! partition. RoCE ports need GIDs of one version and one IP version. What lies between two ports is
-//! not seen: two InfiniBand fabrics with the usual prefix, or two IP networks without a route, look
-//! like one, and a router between two InfiniBand subnets is not expected.
+//! partition. RoCE ports need GIDs of one version of RoCE and one version of IP. What lies between
+//! two ports is not seen: two InfiniBand fabrics with the usual prefix, or two IP networks without
+//! a route, look like one, and a router between two InfiniBand subnets is not expected.
 
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -20,8 +20,8 @@ pub(crate) struct Port {
     /// The device's transport: InfiniBand's or iWARP.
     transport: i32,
     link_layer: u8,
-    /// The P_Key of the queue pairs, of which bit 15 is set in a full member; `None` if the port has
-    /// none.
+    /// The P_Key of the queue pairs, of which bit 15 is set in a full member; `None` if the port
+    /// has none.
     partition: Option<u16>,
     /// The GID of the queue pairs, and the protocol that it selects.
     gid: Option<([u8; 16], u32)>,
