@@ -260,6 +260,12 @@ pub mod tcp {
         Ok(None)
     }
 
+    /// False.
+    #[must_use]
+    pub fn can_encrypt() -> bool {
+        false
+    }
+
     /// `None`.
     #[must_use]
     pub fn status() -> Option<Status> {

@@ -79,7 +79,7 @@
 //! | `RDMA_SOFT_LOG` | what a program without a `tracing` subscriber prints on standard error: `off` (the default), `links` (errors, and why a link to another process was refused or has failed, once for each process and cause), or everything down to the level `error`, `warn`, `info`, `debug` or `trace` |
 //! | `RDMA_SOFT_FAULT` | a plan of [`faults`], which are injected from the first open of a device |
 //! | `RDMA_SOFT_TCP` | an IP address of this host, a network interface, or `auto` (the interface of the default route), with a port (4791 by default): `soft0` listens there, and reaches processes of other hosts that hold the same key; see below |
-//! | `RDMA_SOFT_KEY`, `RDMA_SOFT_KEY_FD` | the key of `RDMA_SOFT_TCP`: a file that its owner alone can read, or the number of a descriptor |
+//! | `RDMA_SOFT_KEY`, `RDMA_SOFT_KEY_FD` | the key of `RDMA_SOFT_TCP`: a file that its owner alone can read (or a group, if root owns it), or the number of a descriptor |
 //! | `RDMA_SOFT_TLS` | whether `soft0` encrypts and authenticates what it sends to other hosts: `on` (the default where the feature `tls` is compiled in) or `off`; the same on all hosts |
 //! | `RDMA_SOFT_CM_TIMEOUT` | milliseconds (1 to 60000) after which the connection manager asks again, instead of 6000; its other times shrink or grow with it |
 //!

@@ -63,7 +63,9 @@ pub struct Key {
 impl Key {
     /// Reads a file in the form of `RDMA_SOFT_KEY`: at least 32 random bytes, not counting white
     /// space at the end, that nobody but the file's owner may read. The owner is this process's
-    /// user or root.
+    /// user or root. A file of root may be readable by one of the process's groups, too (mode 440
+    /// or 640). A process of root takes the file of another user, who then can connect to it,
+    /// unless others may write into a directory of the path.
     ///
     /// # Errors
     ///
@@ -163,7 +165,8 @@ impl Address {
 /// `EBUSY`: a device has been opened without these values, or an earlier call had others.
 /// `EADDRINUSE`: another user or another program listens at the address. `EADDRNOTAVAIL`: this host
 /// does not have the address. `EINVAL`: `RDMA_SOFT_LINK_LAYER` is `infiniband`, or the address is
-/// that of `soft1` or another software device. Those of [`Address::resolve`], too. After an
+/// that of `soft1` or another software device. `EOPNOTSUPP`: this processor lacks instructions that
+/// the encryption needs ([`can_encrypt`]). Those of [`Address::resolve`], too. After an
 /// error other than `EBUSY`, the device is as before the call.
 ///
 /// # Examples
@@ -223,8 +226,7 @@ pub fn listen_from_environment() -> Result<Option<Status>, Error> {
 fn start(wanted: Chosen) -> Result<SocketAddr, Error> {
     let Chosen { address, key, .. } = wanted.clone();
     gid::can_listen(address.ip()).map_err(|why| Error::new(Errno::EINVAL, format_args!("{address}: {why}")))?;
-    Protection::from_environment()
-        .map_err(|values| Error::new(Errno::EINVAL, format_args!("{} must be {values}", tls::VARIABLE.name)))?;
+    Protection::from_environment().map_err(|error| Error::new(error.errno(), error))?;
     let chosen = chosen::choose(wanted);
     if !chosen.is_same(address, &key) {
         let text = format!("this process listens at {} already, or with another key there", chosen.address);
@@ -240,6 +242,28 @@ fn start(wanted: Chosen) -> Result<SocketAddr, Error> {
     chosen::forget(chosen);
     let text = format!("a device was opened before the process was to listen at {address}: call listen first");
     Err(Error::new(Errno::EBUSY, text))
+}
+
+/// Whether this build and this processor can encrypt what goes to other hosts: the feature `tls`,
+/// and on x86_64 AES, PCLMULQDQ, AVX2, ADX and BMI, on aarch64 AES, PMULL and SHA2. Otherwise a
+/// process with the feature listens with `RDMA_SOFT_TLS=off` alone.
+///
+/// # Examples
+///
+/// ```
+/// use rdma_soft::tcp::{self, Key};
+///
+/// # let port = std::net::TcpListener::bind("127.88.5.3:0")?.local_addr()?;
+/// # let address: tcp::Address = port.into();
+/// if tcp::can_encrypt() {
+///     tcp::listen(address, Key::random()?)?;
+///     assert!(tcp::status().is_some_and(|status| status.is_encrypted));
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use]
+pub fn can_encrypt() -> bool {
+    cfg!(feature = "tls") && tls::has_instructions()
 }
 
 /// How this process reaches other hosts.

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use hmac::{Hmac, Mac};
@@ -41,15 +41,24 @@ pub(crate) enum KeyError {
     #[error("RDMA_SOFT_KEY_FD is not the number of an open descriptor")]
     NoDescriptor,
     #[error(
-        "the key has mode {mode:03o}, so others may read or change it; run chmod 600 on the file (for a secret of Kubernetes: defaultMode: 0400)"
+        "the key has mode {mode:03o}, so others may read or change it; run chmod 600 on the file (for a secret of Kubernetes: defaultMode: 0400). \
+         A group may read a key of root alone (mode 440 or 640), if this process is of the group"
     )]
     Exposed { mode: u32 },
     #[error("the key is neither a file nor a pipe nor a socket")]
     NoFile,
     #[error("the key has not come within {} s: whoever writes it must close the pipe", PATIENCE.as_secs())]
     Late,
-    #[error("the key belongs to user {0}, neither to this process's user nor to root")]
+    #[error(
+        "the key belongs to user {0}, neither to this process's user nor to root; change its owner, or run the process as that user \
+         (docker run --user {0})"
+    )]
     Foreign(u32),
+    #[error(
+        "the key belongs to user {0}, and others may put files into a directory of its path, so root does not take it; change its owner, \
+         move it, or open it for the process (RDMA_SOFT_KEY_FD=3 3<FILE)"
+    )]
+    Planted(u32),
     #[error(
         "the key has {0} bytes; it needs at least {MIN_LEN} random ones, such as `head -c 32 /dev/urandom | base64` prints"
     )]
@@ -108,17 +117,20 @@ pub(crate) fn secret(path: Option<&OsStr>, descriptor: Option<&OsStr>) -> Result
     match (path, descriptor) {
         (None, None) => Err(KeyError::Missing),
         (Some(_), Some(_)) => Err(KeyError::Both),
-        (Some(path), None) => of_file(&open(Path::new(path))?),
+        (Some(path), None) => {
+            let path = Path::new(path);
+            of_file(&open(path)?, Some(path))
+        }
         (None, Some(number)) => {
             let number = number.to_str().and_then(|number| number.parse().ok());
             let file = number.and_then(os::copy_of).ok_or(KeyError::NoDescriptor)?;
-            of_file(&file.into())
+            of_file(&file.into(), None)
         }
     }
 }
 
-fn of_file(file: &File) -> Result<Vec<u8>, KeyError> {
-    check_owner(file)?;
+fn of_file(file: &File, path: Option<&Path>) -> Result<Vec<u8>, KeyError> {
+    check_file(file, path, &Account::this_process())?;
     let mut bytes = contents(file, PATIENCE)?;
     if bytes.len() > MAX_LEN {
         return Err(KeyError::Long);
@@ -183,23 +195,74 @@ fn await_bytes(file: &File, deadline: Instant) -> Result<(), KeyError> {
     }
 }
 
-/// Refuses a key that another user may read or has chosen. Sockets, memfds and deleted files pass
-/// whatever their mode is: they have no name by which others could open them. The pipe of a shell
-/// (`<(...)`) has mode 600.
-fn check_owner(file: &File) -> Result<(), KeyError> {
+/// The user and the groups of a process.
+struct Account {
+    uid: u32,
+    groups: Vec<u32>,
+}
+
+impl Account {
+    fn this_process() -> Self {
+        let groups = nix::unistd::getgroups().unwrap_or_default();
+        let groups = groups.into_iter().chain([nix::unistd::getegid()]).map(nix::unistd::Gid::as_raw).collect();
+        Self { uid: nix::unistd::geteuid().as_raw(), groups }
+    }
+}
+
+/// Refuses a key that another user may read or has chosen; `path` is where it was found, if it was
+/// not opened by whoever started this process. Sockets, memfds and deleted files pass whatever
+/// their mode is: they have no name by which others could open them. The pipe of a shell (`<(...)`)
+/// has mode 600.
+fn check_file(file: &File, path: Option<&Path>, us: &Account) -> Result<(), KeyError> {
     let about = file.metadata()?;
-    let (kind, mode) = (about.file_type(), about.mode() & 0o777);
+    let kind = about.file_type();
     let has_name = match (kind.is_file(), kind.is_fifo(), kind.is_socket()) {
         (true, ..) => about.nlink() != 0,
         (_, true, _) => true,
         (.., true) => false,
         _ => return Err(KeyError::NoFile),
     };
-    if has_name && mode & 0o077 != 0 {
-        return Err(KeyError::Exposed { mode });
+    if has_name {
+        check_mode(about.uid(), about.gid(), about.mode() & 0o777, us)?;
     }
-    let is_trusted = about.uid() == 0 || about.uid() == nix::unistd::geteuid().as_raw();
-    if is_trusted { Ok(()) } else { Err(KeyError::Foreign(about.uid())) }
+    check_owner(about.uid(), us, || path.is_none_or(is_out_of_reach))
+}
+
+/// Refuses a file that others than its owner and root may read or change. The group may read a file
+/// of root if it is one of ours: then root has chosen who is in it, and a secret of Kubernetes has
+/// no other form for a container that does not run as root (`fsGroup`).
+fn check_mode(uid: u32, gid: u32, mode: u32, us: &Account) -> Result<(), KeyError> {
+    let may_group_read = uid == 0 && us.groups.contains(&gid);
+    let refused = if may_group_read { 0o037 } else { 0o077 };
+    if mode & refused == 0 { Ok(()) } else { Err(KeyError::Exposed { mode }) }
+}
+
+/// Refuses a file that another user has chosen, who then could connect to this process. Root may
+/// take a user's key, as it must in a container that gets the file from its host; but not one that
+/// somebody may have put in the place of another (`is_out_of_reach` is false), as in `/tmp`.
+fn check_owner(uid: u32, us: &Account, is_out_of_reach: impl FnOnce() -> bool) -> Result<(), KeyError> {
+    match us.uid {
+        _ if uid == 0 || uid == us.uid => Ok(()),
+        0 if is_out_of_reach() => Ok(()),
+        0 => Err(KeyError::Planted(uid)),
+        _ => Err(KeyError::Foreign(uid)),
+    }
+}
+
+/// Whether only the owners of the directories of a path may put files there: the directories that
+/// the path names, and those where it leads by symbolic links.
+fn is_out_of_reach(path: &Path) -> bool {
+    is_out_of_reach_below(path, Path::new("/"))
+}
+
+/// Judges only the directories in `top`, and `top` itself.
+fn is_out_of_reach_below(path: &Path, top: &Path) -> bool {
+    let is_closed = |directory: &Path| directory.metadata().is_ok_and(|about| about.mode() & 0o022 == 0);
+    let are_closed = |path: io::Result<PathBuf>| {
+        let judged = |directory: &&Path| directory.starts_with(top);
+        path.is_ok_and(|path| path.ancestors().skip(1).take_while(judged).all(is_closed))
+    };
+    are_closed(std::path::absolute(path)) && are_closed(path.canonicalize())
 }
 
 #[cfg(test)]
@@ -213,7 +276,7 @@ mod tests {
     const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
 
     /// A file with these bytes and this mode.
-    fn file(name: &str, bytes: &[u8], mode: u32) -> std::path::PathBuf {
+    fn file(name: &str, bytes: &[u8], mode: u32) -> PathBuf {
         let path = std::env::temp_dir().join(format!("rdma-soft-key-{}-{name}", std::process::id()));
         fs::write(&path, bytes).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
@@ -235,7 +298,7 @@ mod tests {
         assert!(said("short", &SECRET[1..], 0o600).contains("31 bytes"));
         assert!(said("blank", &[b' '; 100], 0o600).contains("0 bytes"), "white space is no key");
         assert!(said("long", &[1; MAX_LEN + 1], 0o600).contains("longer"));
-        for mode in [0o640, 0o604, 0o610, 0o602] {
+        for mode in [0o604, 0o610, 0o620, 0o602, 0o644, 0o660] {
             assert!(said("exposed", SECRET, mode).contains("chmod 600"), "{mode:o}");
         }
         let error = |path: Option<&str>, fd: Option<&str>| {
@@ -247,6 +310,84 @@ mod tests {
         for fd in ["-1", "x", "1000000"] {
             assert!(error(None, Some(fd)).contains("descriptor"), "{fd}");
         }
+    }
+
+    #[test]
+    fn the_group_may_read_a_key_of_root_if_it_is_one_of_ours() {
+        let user = Account { uid: 1000, groups: vec![1000, 2000] };
+        let check = |uid, gid, mode| check_mode(uid, gid, mode, &user);
+        for mode in [0o400, 0o600, 0o440, 0o640] {
+            assert!(check(0, 2000, mode).is_ok(), "{mode:o}");
+        }
+        for mode in [0o444, 0o644, 0o460, 0o660, 0o450, 0o441, 0o442, 0o777] {
+            assert!(matches!(check(0, 2000, mode), Err(KeyError::Exposed { .. })), "{mode:o}");
+        }
+        for (uid, gid) in [(0, 3000), (1000, 1000), (1000, 2000), (7, 2000)] {
+            let error = check(uid, gid, 0o440).unwrap_err().to_string();
+            assert!(error.contains("mode 440") && error.contains("chmod 600"), "{error}");
+            assert!(check(uid, gid, 0o400).is_ok());
+        }
+        // Root is of the group, too, or it is none of its business.
+        let root = Account { uid: 0, groups: vec![0] };
+        assert!(check_mode(0, 0, 0o640, &root).is_ok());
+        assert!(check_mode(0, 2000, 0o640, &root).is_err());
+        // The groups are those of this process.
+        let us = Account::this_process();
+        assert!(us.groups.contains(&nix::unistd::getegid().as_raw()));
+        assert_eq!(said("group", SECRET, 0o640).is_empty(), us.uid == 0);
+    }
+
+    #[test]
+    fn root_takes_the_key_of_a_user_where_nobody_can_have_put_it() {
+        let (user, root) = (Account { uid: 1000, groups: vec![] }, Account { uid: 0, groups: vec![] });
+        let out_of_reach = || true;
+        for (uid, us, is_good) in [(0, &user, true), (1000, &user, true), (1001, &user, false), (1001, &root, true)] {
+            assert_eq!(check_owner(uid, us, out_of_reach).is_ok(), is_good, "{uid} {}", us.uid);
+        }
+        assert!(check_owner(1001, &user, out_of_reach).unwrap_err().to_string().contains("--user 1001"));
+        let planted = check_owner(1001, &root, || false).unwrap_err();
+        assert!(planted.to_string().contains("RDMA_SOFT_KEY_FD"), "{planted}");
+        assert!(check_owner(0, &root, || panic!("the path does not matter")).is_ok());
+    }
+
+    #[test]
+    fn a_path_is_out_of_reach_if_all_of_its_directories_are() {
+        use std::os::unix::fs::symlink;
+        let closed = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        let top = std::env::temp_dir().join(format!("rdma-soft-key-{}-path", std::process::id()));
+        fs::create_dir_all(&top).unwrap();
+        // The directory of temporary files is open to all, as a rule, so paths are judged below.
+        let top = top.canonicalize().unwrap();
+        let (inner, open) = (top.join("inner"), top.join("open"));
+        fs::create_dir_all(&inner).unwrap();
+        fs::create_dir_all(&open).unwrap();
+        let is_good = |path: &Path| is_out_of_reach_below(path, &top);
+        for directory in [&top, &inner] {
+            closed(directory, 0o755);
+        }
+        closed(&open, 0o1777);
+        for directory in [&inner, &open] {
+            fs::write(directory.join("key"), SECRET).unwrap();
+        }
+        symlink(inner.join("key"), open.join("to-closed")).unwrap();
+        symlink(open.join("key"), inner.join("to-open")).unwrap();
+        symlink(&open, inner.join("to-directory")).unwrap();
+        let judged = [
+            (inner.join("key"), true),
+            (inner.join("absent"), false),
+            (open.join("key"), false),
+            (open.join("to-closed"), false),
+            (inner.join("to-open"), false),
+            (inner.join("to-directory/key"), false),
+        ]
+        .map(|(path, expected)| (is_good(&path), expected, path));
+        closed(&inner, 0o775);
+        let is_group_refused = !is_good(&inner.join("key"));
+        fs::remove_dir_all(&top).unwrap();
+        for (is_good, expected, path) in judged {
+            assert_eq!(is_good, expected, "{}", path.display());
+        }
+        assert!(is_group_refused);
     }
 
     #[test]
@@ -263,7 +404,7 @@ mod tests {
     /// What a descriptor gives.
     fn of_fd(fd: impl Into<std::os::fd::OwnedFd>, patience: Duration) -> Result<Vec<u8>, KeyError> {
         let file = File::from(fd.into());
-        check_owner(&file)?;
+        check_file(&file, None, &Account::this_process())?;
         contents(&file, patience)
     }
 

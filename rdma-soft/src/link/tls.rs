@@ -22,6 +22,9 @@ mod records;
 #[cfg(feature = "tls")]
 mod session;
 
+use std::ffi::OsStr;
+
+use nix::errno::Errno;
 use rdma_sys::Variable;
 
 use crate::os;
@@ -53,6 +56,31 @@ pub(crate) enum TlsError {
     System(#[from] os::Error),
 }
 
+/// The reason why the protection that the environment asks for cannot be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ProtectionError {
+    #[error("{} must be {VALUES}", VARIABLE.name)]
+    Value,
+    #[error(
+        "this processor lacks instructions that the encryption between hosts needs ({INSTRUCTIONS}): set {}=off on all hosts, \
+         if you trust the network", VARIABLE.name
+    )]
+    Processor,
+}
+
+impl ProtectionError {
+    pub(crate) const fn errno(self) -> Errno {
+        match self {
+            Self::Value => Errno::EINVAL,
+            Self::Processor => Errno::EOPNOTSUPP,
+        }
+    }
+}
+
+/// The instructions, as the error names them.
+const INSTRUCTIONS: &str =
+    if cfg!(target_arch = "x86_64") { "AES, PCLMULQDQ, AVX2, ADX, BMI" } else { "AES, PMULL, SHA2" };
+
 /// What happens to the frames between two hosts. Both sides must want the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Protection {
@@ -67,18 +95,21 @@ impl Protection {
     ///
     /// # Errors
     ///
-    /// The values that the variable may have, with the processor's lack if there is one.
-    pub(crate) fn from_environment() -> Result<Self, &'static str> {
-        let chosen = match rdma_sys::trusted_variable(VARIABLE.name) {
+    /// The variable has another value, or the processor cannot encrypt.
+    pub(crate) fn from_environment() -> Result<Self, ProtectionError> {
+        Self::choose(rdma_sys::trusted_variable(VARIABLE.name).as_deref(), has_instructions())
+    }
+
+    /// The one that a value of the variable chooses.
+    fn choose(value: Option<&OsStr>, has_instructions: bool) -> Result<Self, ProtectionError> {
+        let chosen = match value {
             None if cfg!(feature = "tls") => Some(Self::Tls),
             None => Some(Self::None),
             Some(value) => value.to_str().and_then(Self::parse),
         };
         match chosen {
-            None => Err(VALUES),
-            Some(Self::Tls) if !has_instructions() => {
-                Err("off: this processor lacks instructions that the encryption needs (AES, AVX2, ADX)")
-            }
+            None => Err(ProtectionError::Value),
+            Some(Self::Tls) if !has_instructions => Err(ProtectionError::Processor),
             Some(chosen) => Ok(chosen),
         }
     }
@@ -95,7 +126,7 @@ impl Protection {
 }
 
 /// Whether this processor has all instructions that graviola uses; it panics without most of them.
-fn has_instructions() -> bool {
+pub(crate) fn has_instructions() -> bool {
     #[cfg(target_arch = "x86_64")]
     let has_all = is_x86_feature_detected!("adx")
         && is_x86_feature_detected!("aes")
@@ -156,6 +187,32 @@ mod absent {
 
     pub(crate) fn accept(_socket: &Tcp, _seed: [u8; SEED], _deadline: Instant) -> Result<Records, TlsError> {
         Err(TlsError::Refused)
+    }
+}
+
+#[cfg(test)]
+mod choice {
+    use super::*;
+
+    #[test]
+    fn a_processor_that_cannot_encrypt_is_an_error_unless_the_encryption_is_off() {
+        let choose = |value: Option<&str>, can| Protection::choose(value.map(OsStr::new), can);
+        let encrypts = cfg!(feature = "tls");
+        assert_eq!(choose(None, true), Ok(if encrypts { Protection::Tls } else { Protection::None }));
+        for can in [true, false] {
+            assert_eq!(choose(Some("off"), can), Ok(Protection::None));
+            assert_eq!(choose(Some("yes"), can), Err(ProtectionError::Value));
+        }
+        if encrypts {
+            for value in [None, Some("on")] {
+                let error = choose(value, false).unwrap_err();
+                assert_eq!(error.errno(), Errno::EOPNOTSUPP);
+                assert!(error.to_string().contains("RDMA_SOFT_TLS=off"), "{error}");
+            }
+        } else {
+            assert_eq!(choose(None, false), Ok(Protection::None));
+            assert_eq!(choose(Some("on"), false).unwrap_err().errno(), Errno::EINVAL);
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use crate::link::hello::{self, First, HelloError, Identity, Instance, Nonce, Ope
 use crate::link::hosts::{HostUse, Hosts};
 use crate::link::key::{self, Key};
 use crate::link::share::{self, Shared};
-use crate::link::tls::{self, Protection};
+use crate::link::tls::Protection;
 use crate::log::log;
 use crate::os;
 use crate::os::event_loop::EventLoop;
@@ -102,9 +102,9 @@ impl Remote {
             os::Error { call: "the check of the address and the key", errno }
         })?;
         let Some(chosen) = chosen else { return Ok(None) };
-        let protection = Protection::from_environment().map_err(|values| {
-            log!(ERROR, "{} must be {values}", tls::VARIABLE.name);
-            os::Error { call: "the check of RDMA_SOFT_TLS", errno: Errno::EINVAL }
+        let protection = Protection::from_environment().map_err(|error| {
+            log!(ERROR, "{error}");
+            os::Error { call: "the check of RDMA_SOFT_TLS", errno: error.errno() }
         })?;
         let listener = share::join(chosen.address).inspect_err(|error| {
             let (error, address) = (*error, chosen.address);

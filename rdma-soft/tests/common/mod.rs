@@ -134,8 +134,14 @@ pub(crate) struct Side {
     config: Config,
 }
 
+/// A word before or after private memory.
+const GUARD: u64 = 0x5afe_c0de_5afe_c0de;
+/// Such words on either side.
+const GUARDS: usize = 1024;
+
 #[derive(Debug)]
 enum Memory {
+    /// The registered memory with [`GUARDS`] on either side.
     Private(Box<[u64]>),
     Shared(SharedMemory),
 }
@@ -221,9 +227,12 @@ impl Side {
             let base = memory.as_ptr();
             (Memory::Shared(memory), base)
         } else {
-            let mut memory = vec![0_u64; config.memory.div_ceil(8)].into_boxed_slice();
-            let base = memory.as_mut_ptr().cast();
-            (Memory::Private(memory), base)
+            let mut memory = vec![GUARD; config.memory.div_ceil(8) + 2 * GUARDS].into_boxed_slice();
+            let base = memory.as_mut_ptr().wrapping_add(GUARDS);
+            let (memory, base) = (Memory::Private(memory), base.cast());
+            // SAFETY: the memory is not registered yet, and has this many bytes between the guards.
+            unsafe { ptr::write_bytes(base, 0, config.memory) };
+            (memory, base)
         };
         // SAFETY: a live domain; the memory is freed after the region, and never touched but
         // through `rdma_mem`.
@@ -399,6 +408,20 @@ impl Side {
         // `rdma_mem`.
         unsafe { rdma_mem::copy(bytes.as_mut_ptr(), self.base.wrapping_add(offset), len) };
         bytes
+    }
+
+    /// Whether nothing was written directly before and after the registered memory, which is
+    /// private.
+    pub(crate) fn has_guards(&self) -> bool {
+        let Memory::Private(_) = &self.memory else { return false };
+        let end = self.config.memory.next_multiple_of(8);
+        let mut guards = [0_u64; GUARDS];
+        [self.base.wrapping_sub(8 * GUARDS), self.base.wrapping_add(end)].into_iter().all(|from| {
+            // SAFETY: the memory has this many bytes before `base` and after its end, which are
+            // only touched through `rdma_mem`.
+            unsafe { rdma_mem::copy(guards.as_mut_ptr().cast(), from, 8 * GUARDS) };
+            guards == [GUARD; GUARDS]
+        })
     }
 
     pub(crate) fn word(&self, offset: usize) -> u64 {

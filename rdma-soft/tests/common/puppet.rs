@@ -53,7 +53,7 @@ impl DerefMut for Puppet {
     }
 }
 
-fn parse_endpoint(text: &str) -> Endpoint {
+pub(crate) fn parse_endpoint(text: &str) -> Endpoint {
     let mut words = text.split(' ').map(|word| word.parse::<u64>().unwrap());
     let mut next = || words.next().unwrap();
     Endpoint { qpn: u32::try_from(next()).unwrap(), addr: next(), rkey: u32::try_from(next()).unwrap() }
@@ -88,7 +88,8 @@ fn become_nobody() {
     assert_eq!(unsafe { libc::setuid(65_534) }, 0);
 }
 
-fn answer(side: &mut Side, command: &str, rest: &str) -> String {
+/// Carries a command out.
+pub(crate) fn answer(side: &mut Side, command: &str, rest: &str) -> String {
     let done = || "done".to_owned();
     if command == "connect" {
         side.connect(parse_endpoint(rest));

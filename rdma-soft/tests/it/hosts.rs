@@ -30,8 +30,13 @@ pub(crate) const SECRET: &str = "0123456789abcdef0123456789abcdef";
 pub(crate) const TCP: &str = "RDMA_SOFT_TCP";
 pub(crate) const KEY: &str = "RDMA_SOFT_KEY";
 pub(crate) const TLS: &str = "RDMA_SOFT_TLS";
-/// The values of `RDMA_SOFT_TLS` that this build takes.
-const PROTECTIONS: &[&str] = if cfg!(feature = "tls") { &["on", "off"] } else { &["off"] };
+/// The values of `RDMA_SOFT_TLS` that this build takes, on this processor.
+fn protections() -> &'static [&'static str] {
+    if cfg!(feature = "tls") && !tcp::can_encrypt() {
+        rdma_test_support::lacks("a processor that can encrypt: without encryption alone");
+    }
+    if tcp::can_encrypt() { &["on", "off"] } else { &["off"] }
+}
 
 /// A file with a key, removed when dropped.
 pub(crate) struct KeyFile(PathBuf);
@@ -70,7 +75,7 @@ fn on_host(test: &str, host: &str) {
 /// Runs an ignored test, given by its full name, in a process of a host, at a port that is free.
 pub(crate) fn runs_on_host(test: &str, host: &str) {
     let key = KeyFile::new(&test.replace("::", "-"), SECRET, 0o600);
-    for protection in PROTECTIONS {
+    for protection in protections() {
         let address = free(host).to_string();
         passes_alone(&[test], &[(TCP, &address), (KEY, key.path()), (TLS, protection)]);
     }
@@ -102,7 +107,7 @@ fn there(host: &str) -> Puppet {
 }
 
 /// A queue pair whose peer is on another host.
-fn side_to(host: &str, timeout: u8) -> Side {
+pub(crate) fn side_to(host: &str, timeout: u8) -> Side {
     Side::new(Config { peer: Some(host.parse().unwrap()), timeout, ..Config::default() })
 }
 
@@ -119,7 +124,7 @@ fn connected() -> (Side, Puppet) {
 }
 
 /// A round trip of messages.
-fn talk(side: &Side, other: &mut Puppet, id: u64) {
+pub(crate) fn talk(side: &Side, other: &mut Puppet, id: u64) {
     assert_eq!(other.ask(&format!("recv {id} 0 64")), "0");
     side.put(0, b"there");
     assert_eq!(side.post(&Request::new(Op::IBV_WR_SEND, id, &[side.sge(0, 5)])), 0);
@@ -289,7 +294,7 @@ fn unreached() {
     // The process there encrypts, and this one does not, or the other way round.
     let encrypts = tcp::status().unwrap().is_encrypted;
     assert_eq!(encrypts, std::env::var(TLS).unwrap() == "on");
-    if cfg!(feature = "tls") {
+    if tcp::can_encrypt() {
         let address = SocketAddr::new("127.88.0.5".parse().unwrap(), own().port()).to_string();
         let mut differs = Puppet::start_with("hosts::other_process", &format!("to={HERE}"), |command| {
             command.env(TCP, address).env(TLS, if encrypts { "off" } else { "on" });
@@ -656,6 +661,16 @@ fn what_is_wrong_with_the_environment_is_said() {
     said("rdma_soft_key", &[(TCP, HERE)]);
     said("6 bytes", &[(TCP, HERE), (KEY, short.path())]);
     said("chmod 600", &[(TCP, HERE), (KEY, open.path())]);
+    // SAFETY: geteuid has no requirement.
+    if unsafe { libc::geteuid() } == 0 {
+        // A user may have put it into the directory of temporary files, where root would find it.
+        let planted = KeyFile::new("planted", SECRET, 0o600);
+        std::os::unix::fs::chown(&planted.0, Some(65_534), None).unwrap();
+        let is_open_to_all = std::env::temp_dir().metadata().unwrap().permissions().mode() & 0o002 != 0;
+        if is_open_to_all {
+            said("directory of its path", &[(TCP, HERE), (KEY, planted.path())]);
+        }
+    }
     said("there is no network interface nosuch0", &[(TCP, "nosuch0"), (KEY, good.path())]);
     let listener = TcpListener::bind((HERE, 0)).unwrap();
     let taken = listener.local_addr().unwrap().to_string();

@@ -12,6 +12,7 @@ mod cm_hosts;
 mod cm_processes;
 mod device_memory;
 mod environment;
+mod foes;
 mod foreign;
 mod fork;
 mod hosts;
