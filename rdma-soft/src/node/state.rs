@@ -68,6 +68,9 @@ pub(crate) struct State {
     streams: Vec<Option<Stream>>,
     /// When polls look at `streams`.
     looks: Looks,
+    /// When the agent looks next whether the peers of other hosts take what was sent to them;
+    /// `u64::MAX` if nothing was sent since the last look found that they have.
+    care: Time,
     /// The agent's thread sleeps for a tick, and only [`wake_agent`](Self::wake_agent) ends that.
     is_napping: bool,
     /// Index of the link that sends first in the next turn: the link after one that used up a
@@ -116,6 +119,7 @@ impl State {
             links: Vec::new(),
             streams: Vec::new(),
             looks: Looks::default(),
+            care: Time(u64::MAX),
             is_napping: false,
             first: 0,
             polls: 0,

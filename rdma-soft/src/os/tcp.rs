@@ -20,8 +20,14 @@ use super::{Error, Named, Result};
 use crate::engine::Gather;
 use crate::engine::limits::MAX_SGE;
 
-/// Milliseconds without an acknowledgement after which the peer counts as dead.
+/// Milliseconds without an acknowledgement after which the peer counts as dead, unless its host
+/// answers and its process does not read ([`Tcp::waits_for_peer`]).
 const USER_TIMEOUT: u32 = 10_000;
+/// A host has answered if it did so in this many milliseconds.
+const RECENT: u32 = 2_000;
+/// Unanswered questions whether a peer reads again after which its host counts as dead. The kernel
+/// asks more and more rarely.
+const MAX_PROBES: u8 = 3;
 /// Seconds of silence after which the kernel asks an idle peer whether it lives, and between two
 /// such questions. [`USER_TIMEOUT`] ends them.
 const KEEP_IDLE: u32 = 4;
@@ -34,6 +40,36 @@ const MAX_PARTS: usize = 3 + MAX_SGE;
 /// A TCP socket.
 #[derive(Debug)]
 pub(crate) struct Tcp(Private);
+
+/// What this side knows of a peer that has not taken all that was sent.
+#[derive(Debug, Default)]
+pub(crate) struct Patience {
+    /// Bytes that the peer had acknowledged at the last look.
+    acked: u64,
+    /// The peer's host has answered that its process does not read: no time is limited.
+    is_unlimited: bool,
+}
+
+/// The kernel's `tcp_info`, as far as it is needed (`linux/tcp.h`).
+#[repr(C)]
+#[derive(Debug, Default)]
+struct Info {
+    _states: [u8; 3],
+    /// Questions for a window that were not answered.
+    probes: u8,
+    _options: [u8; 4],
+    /// Microseconds until the next retransmission.
+    rto: u32,
+    _sizes: [u32; 3],
+    /// Segments that were sent and not acknowledged.
+    unacked: u32,
+    _counts: [u32; 7],
+    /// Milliseconds since the last acknowledgement.
+    last_ack_recv: u32,
+    _path: [u32; 11],
+    _rates: [u64; 2],
+    bytes_acked: u64,
+}
 
 impl Tcp {
     fn new(address: SocketAddr) -> Result<Self> {
@@ -199,6 +235,60 @@ impl Tcp {
         found.map_or((true, true), |found| {
             (found.intersects(PollFlags::POLLIN | ended), found.intersects(PollFlags::POLLOUT | ended))
         })
+    }
+
+    /// Whether the peer's kernel has yet to take bytes that were sent. Called every second or so
+    /// while it has.
+    ///
+    /// The kernel ends a connection after [`USER_TIMEOUT`] also if the peer's kernel answers all
+    /// the time that there is no window. So this function takes the limit off while the peer's
+    /// host answers and its process does not read, and back on when the process reads again.
+    /// `ETIMEDOUT` if the host has stopped answering meanwhile.
+    pub(crate) fn waits_for_peer(&self, patience: &mut Patience) -> Result<bool> {
+        if self.is_acknowledged() {
+            self.limit_silence(patience, true)?;
+            return Ok(false);
+        }
+        let info = self.info()?;
+        let is_stuck = core::mem::replace(&mut patience.acked, info.bytes_acked) == info.bytes_acked;
+        if !is_stuck {
+            self.limit_silence(patience, true)?;
+        } else if !patience.is_unlimited {
+            let answers = info.unacked == 0 || info.last_ack_recv < RECENT;
+            if answers && info.probes == 0 {
+                self.limit_silence(patience, false)?;
+            }
+        } else {
+            // Segments that the peer's kernel had no memory for are sent again at growing times.
+            let limit = USER_TIMEOUT.saturating_add(info.rto / 1_000);
+            let is_silent = info.unacked != 0 && info.last_ack_recv > limit;
+            if info.probes >= MAX_PROBES || is_silent {
+                return Err(Error { call: "the wait for a peer that does not read", errno: Errno::ETIMEDOUT });
+            }
+        }
+        Ok(true)
+    }
+
+    fn limit_silence(&self, patience: &mut Patience, is_limited: bool) -> Result<()> {
+        if patience.is_unlimited != is_limited {
+            return Ok(());
+        }
+        let limit = if is_limited { USER_TIMEOUT } else { 0 };
+        socket::setsockopt(&self.0, sockopt::TcpUserTimeout, &limit).named("setsockopt")?;
+        patience.is_unlimited = !is_limited;
+        Ok(())
+    }
+
+    fn info(&self) -> Result<Info> {
+        let mut info = Info::default();
+        let mut len = libc::socklen_t::try_from(size_of::<Info>()).unwrap_or(0);
+        // SAFETY: getsockopt requires an open descriptor, which `self` owns, and `len` writable
+        // bytes: `info` is as long and takes any bytes, since its fields are numbers. An older
+        // kernel writes fewer.
+        let asked = unsafe {
+            libc::getsockopt(self.raw(), libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut len)
+        };
+        if asked == 0 { Ok(info) } else { Err(Error { call: "getsockopt", errno: Errno::last() }) }
     }
 
     /// Whether the peer's kernel has acknowledged all bytes that were sent.

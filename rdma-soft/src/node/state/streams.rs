@@ -4,15 +4,21 @@
 //! more in an empty poll. The functions here are cold for that reason: they do not grow the loops
 //! over the links within the host. With such links, a system call outweighs the call of a function.
 
+use std::time::Duration;
+
 use super::{COPY_BUDGET, SHARE, State, number};
-use crate::engine::{Header, LinkId, PeerId, Source, Transmit};
+use crate::engine::{Header, LinkId, PeerId, Source, Time, Transmit};
 use crate::link::stream::{Ended, Stream};
 use crate::log::log;
+use crate::os;
 
 /// Looks at empty sockets in a row after which the next looks are farther apart.
 const STEP: u32 = 256;
 /// Polls between two looks: of the first [`STEP`] looks, of the next ones, and so on.
 const POLLS: [u32; 4] = [0, 7, 63, 1023];
+
+/// Nanoseconds between two looks whether peers take what was sent to them.
+const CARE: u64 = 1_000_000_000;
 
 /// When polls look at the sockets of other hosts, each of which is a system call: all polls at
 /// first, and few once nothing has come for long. The agent looks too, every tick.
@@ -167,13 +173,50 @@ impl State {
             *budget = 0;
             self.first = index + 1;
         }
-        match stream.deliver(ended) {
+        let more = match stream.deliver(ended) {
             Ok(more) => more,
             Err(ended) => {
                 self.remove_ended(index, ended);
                 false
             }
+        };
+        if self.care == Time(u64::MAX) {
+            self.begin_care();
         }
+        more
+    }
+
+    /// Has the agent look at the peers soon, also if it sleeps.
+    #[cold]
+    fn begin_care(&mut self) {
+        let now = os::now();
+        self.care = now.after(CARE);
+        if self.alarm <= now || self.alarm > self.care {
+            self.set_alarm(self.care);
+        }
+    }
+
+    /// Looks, if it is time, whether the peers of other hosts take what was sent to them, so that
+    /// those that stand still are waited for, and those whose hosts are silent are not. Returns the
+    /// time to the next look; `None` if the peers have everything.
+    pub(crate) fn look_after_streams(&mut self) -> Option<Duration> {
+        if self.care == Time(u64::MAX) {
+            return None;
+        }
+        let now = os::now();
+        if self.care <= now {
+            let mut waits = false;
+            for index in 0..self.streams.len() {
+                let Some(Some(stream)) = self.streams.get_mut(index) else { continue };
+                match stream.waits_for_peer() {
+                    Ok(more) => waits |= more,
+                    Err(ended) => self.remove_ended(index, ended),
+                }
+            }
+            self.care = if waits { now.after(CARE) } else { Time(u64::MAX) };
+            self.after_call();
+        }
+        (self.care != Time(u64::MAX)).then(|| Duration::from_nanos(self.care.0.saturating_sub(now.0)))
     }
 
     fn remove_ended(&mut self, index: usize, ended: Ended) {
