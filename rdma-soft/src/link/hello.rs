@@ -171,9 +171,11 @@ impl HelloError {
     pub(crate) fn is_silence(&self) -> bool {
         match self {
             Self::Nobody => true,
-            Self::System(error) => {
-                matches!(error.errno, Errno::ETIMEDOUT | Errno::ECONNRESET | Errno::ECONNABORTED | Errno::EPIPE)
-            }
+            Self::System(error) => matches!(
+                error.errno,
+                // The last is of a socket that is asked for its peer after a reset.
+                Errno::ETIMEDOUT | Errno::ECONNRESET | Errno::ECONNABORTED | Errno::EPIPE | Errno::ENOTCONN
+            ),
             _ => false,
         }
     }

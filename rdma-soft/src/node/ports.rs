@@ -49,6 +49,12 @@ pub(crate) fn source_for(address: IpAddr, is_here: bool) -> Option<IpAddr> {
     is_far.then_some(own)
 }
 
+/// Whether other hosts reach this process at an address of this family that is not loopback.
+pub(crate) fn has_address_like(address: &SocketAddr) -> bool {
+    let is_like = |own: IpAddr| own.is_ipv4() == address.is_ipv4() && !own.is_loopback();
+    remote().is_some_and(|(_, remote)| is_like(remote.address.ip()))
+}
+
 /// Connects to the listener of a port on another host.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, TcpListener};
 use std::thread;
 
 use proptest::prelude::*;
@@ -257,6 +257,21 @@ fn a_side_that_falls_silent_or_hangs_up_at_any_byte_ends_the_handshake() {
         });
         assert!(opened.is_err(), "{cut}");
     }
+}
+
+/// A slow acceptor may give up when its caller takes the handshake for done.
+#[test]
+fn a_reset_after_the_handshake_lets_the_caller_call_again() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let ours = Tcp::connect(Ipv4Addr::LOCALHOST.into(), listener.local_addr().unwrap(), soon()).unwrap();
+    let (theirs, _) = listener.accept().unwrap();
+    ours.write_all(&[1], soon()).unwrap();
+    theirs.peek(&mut [0]).unwrap();
+    // A byte that nobody reads makes the close a reset.
+    drop(theirs);
+    assert!(ours.read_exact(&mut [0], soon()).is_err());
+    let error = HelloError::from(Route::of_opener(&ours).unwrap_err());
+    assert!(error.is_silence(), "{error}");
 }
 
 /// No byte of a message has to come with another one.
