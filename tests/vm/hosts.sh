@@ -9,7 +9,7 @@ list() {
   printf '%s\n' off_without_tcp wrong_key {rc,uc,ud,srq}_pingpong{,_ipv6} \
     ib_{write_bw,write_lat,read_bw,read_lat,atomic_lat,send_bw,send_ud,send_uc,many_qps} ib_write_bw_ipv6 killed_{server,client} \
     rping rping_ipv6 our_rping {ucmatose,udaddy,rstream}{,_ipv6} write_bw_by_cm \
-    fi_dgram ucx_rc ucx_ud ucx_rdmacm mpi_{rc,ud} \
+    fi_{dgram,msg} ucx_rc ucx_ud ucx_rdmacm mpi_{rc,ud,ofi} \
     pingpong pingpong_jumbo faults faults_end faults_die faults_port_down faults_of_a_job \
     link_down_for_a_while link_down_for_good lost_host two_users forks \
     all_reduce all_reduce_3_hosts all_reduce_32 killed_rank compose \
@@ -305,6 +305,7 @@ run() {
       wait $server || : ;;
     mpi_rc) mpi_sums -x UCX_TLS=rc_v,self --mca pml ucx ;;
     mpi_ud) mpi_sums -x UCX_TLS=ud_v,self --mca pml ucx ;;
+    mpi_ofi) mpi_sums --mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include 'verbs;ofi_rxm' ;;
     link_down_for_a_while)
       # Host 1 keeps its carrier. The stream goes on once TCP has sent again.
       stream 16

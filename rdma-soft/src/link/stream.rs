@@ -28,7 +28,7 @@ use super::hosts::HostUse;
 use super::tls::Records;
 use crate::engine::{Gather, HEADER_WORDS, Header, Host, Outbound, Source, Target, Transmit};
 use crate::os;
-use crate::os::tcp::Tcp;
+use crate::os::tcp::{Patience, Tcp};
 
 /// The longest payload of a frame.
 const MAX_PAYLOAD: usize = 64 << 10;
@@ -89,6 +89,7 @@ pub(crate) struct Stream {
     /// A look has read all that the socket had, and [`drain`](Self::drain) has not run since.
     is_emptied: bool,
     backlog: Backlog,
+    patience: Patience,
     ended: Option<Ended>,
 }
 
@@ -105,6 +106,7 @@ impl Stream {
             may_read: true,
             is_emptied: false,
             backlog: Backlog::None,
+            patience: Patience::default(),
             ended: None,
         }
     }
@@ -193,9 +195,14 @@ impl Stream {
         !self.out.is_empty() || self.records.as_ref().is_some_and(Records::has_unsent)
     }
 
+    /// Whether there is more to send, now or when the socket is writable.
+    pub(crate) fn waits(&self) -> bool {
+        self.backlog != Backlog::None || self.has_unsent()
+    }
+
     /// Whether transmitting again can make progress.
     pub(crate) fn may_continue(&self) -> bool {
-        !self.is_full && (self.backlog != Backlog::None || self.has_unsent())
+        !self.is_full && self.waits()
     }
 
     /// Marks the link as one that has more to send than the budget of this turn allows.
@@ -223,6 +230,12 @@ impl Stream {
     /// Whether the peer's kernel has all frames.
     pub(crate) fn is_taken(&self) -> bool {
         !self.has_unsent() && self.socket.is_acknowledged()
+    }
+
+    /// Whether the peer's kernel has yet to take frames; called every second while it has. A peer
+    /// that stands still is waited for as long as its host answers.
+    pub(crate) fn waits_for_peer(&mut self) -> Result<bool, Ended> {
+        self.socket.waits_for_peer(&mut self.patience).map_err(|error| self.end(Ended::Failed(error)))
     }
 
     /// Gives pushed frames to the kernel, as many as it takes.
