@@ -333,9 +333,14 @@ impl Stream {
         !self.out.is_empty() || self.records.as_ref().is_some_and(Records::has_unsent)
     }
 
+    /// Whether there is more to send, now or when the socket is writable.
+    pub(crate) fn waits(&self) -> bool {
+        self.backlog != Backlog::None || self.has_unsent()
+    }
+
     /// Whether transmitting again can make progress.
     pub(crate) fn may_continue(&self) -> bool {
-        !self.is_full && (self.backlog != Backlog::None || self.has_unsent())
+        !self.is_full && self.waits()
     }
 
     /// Marks the link as one that has more to send than the budget of this turn allows.

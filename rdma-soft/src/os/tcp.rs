@@ -2,8 +2,11 @@
 //!
 //! Reads and writes never block, whatever the mode of the descriptor, which another process may
 //! have passed to this one. The functions with a deadline wait in poll(2).
+//!
+//! Reads and writes are system calls without the functions of libc, which are cancellation points:
+//! those change the thread's state twice in each call, and the thread would have to be kept from a
+//! cancellation ([`NoCancellation`]). Both cost atomic operations for each message.
 
-use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Instant;
@@ -11,7 +14,7 @@ use std::time::Instant;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{self, Backlog, MsgFlags, Shutdown, SockFlag, SockaddrStorage, sockopt};
+use nix::sys::socket::{self, Backlog, Shutdown, SockFlag, SockaddrStorage, sockopt};
 
 use super::private::Private;
 use super::socket::kernel_socket;
@@ -187,15 +190,27 @@ impl Tcp {
 
     /// Reads bytes that have arrived: 0 at the end of the connection, `EAGAIN` if there are none.
     pub(crate) fn read(&self, bytes: &mut [u8]) -> Result<usize> {
-        let _guard = NoCancellation::new();
-        socket::recv(self.raw(), bytes, MsgFlags::MSG_DONTWAIT).named("recv")
+        let (flags, nobody) = (libc::MSG_DONTWAIT, core::ptr::null_mut::<libc::c_void>());
+        // SAFETY: recvfrom(2) requires an open descriptor, which `self` owns, as many bytes to
+        // write to as `bytes` has, and null in place of an address that is not asked for.
+        let read = unsafe {
+            libc::syscall(libc::SYS_recvfrom, self.raw(), bytes.as_mut_ptr(), bytes.len(), flags, nobody, nobody)
+        };
+        usize::try_from(read).map_err(|_| Error { call: "recv", errno: Errno::last() })
     }
 
     /// Sends bytes of two slices in their order, as many as the kernel takes; `EAGAIN` for none.
     pub(crate) fn write(&self, bytes: [&[u8]; 2]) -> Result<usize> {
-        let _guard = NoCancellation::new();
-        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
-        socket::sendmsg::<()>(self.raw(), &bytes.map(IoSlice::new), &[], flags, None).named("sendmsg")
+        let [first, second] = bytes;
+        if !second.is_empty() {
+            return self.write_from(bytes, &[], &Gather::EMPTY);
+        }
+        let (flags, nobody) = (libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT, core::ptr::null::<libc::c_void>());
+        // SAFETY: sendto(2) requires an open descriptor, which `self` owns, as many bytes to read
+        // as `first` has, and no address for a connection.
+        let sent =
+            unsafe { libc::syscall(libc::SYS_sendto, self.raw(), first.as_ptr(), first.len(), flags, nobody, 0) };
+        usize::try_from(sent).map_err(|_| Error { call: "send", errno: Errno::last() })
     }
 
     /// Sends the bytes of two slices, a head and a payload in their order, as many as the kernel
@@ -215,13 +230,12 @@ impl Tcp {
         }
         message.msg_iov = parts.as_mut_ptr();
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-        let _guard = NoCancellation::new();
-        // SAFETY: `sendmsg` requires an open descriptor, which `self` owns, and a valid message: it
+        // SAFETY: sendmsg(2) requires an open descriptor, which `self` owns, and a valid message. It
         // has no name and no control data, and as many entries of the local array as were set. They
         // name bytes that the kernel reads during the call: the slices are borrowed, and a `Source`
         // is readable for its lifetime, also while others write (invariant 1 of
         // `engine/memory.rs`).
-        let sent = unsafe { libc::sendmsg(self.raw(), &raw const message, flags) };
+        let sent = unsafe { libc::syscall(libc::SYS_sendmsg, self.raw(), &raw const message, flags) };
         usize::try_from(sent).map_err(|_| Error { call: "sendmsg", errno: Errno::last() })
     }
 

@@ -15,7 +15,7 @@ use crate::os;
 /// Looks at empty sockets in a row after which the next looks are farther apart.
 const STEP: u32 = 256;
 /// Polls between two looks: of the first [`STEP`] looks, of the next ones, and so on.
-const POLLS: [u32; 4] = [0, 7, 63, 1023];
+const POLLS: [u64; 5] = [0, 7, 63, 1023, 4095];
 
 /// Nanoseconds between two looks whether peers take what was sent to them.
 const CARE: u64 = 1_000_000_000;
@@ -25,20 +25,20 @@ const CARE: u64 = 1_000_000_000;
 #[derive(Debug, Default)]
 pub(super) struct Looks {
     /// Polls before the next look.
-    polls: u32,
+    polls: u64,
     /// Looks since something was found.
     in_vain: u32,
 }
 
 impl Looks {
-    /// Whether this poll looks.
+    /// Whether this poll looks. After a look that is due, the next one is in `u64::MAX` polls,
+    /// until a look tells what it has found: so a process without links to other hosts counts, too,
+    /// and an empty poll has one branch for both questions.
     #[inline]
-    pub(super) fn is_due(&mut self) -> bool {
-        if self.polls != 0 {
-            self.polls -= 1;
-            return false;
-        }
-        true
+    pub(super) const fn is_due(&mut self) -> bool {
+        let (polls, is_due) = self.polls.overflowing_sub(1);
+        self.polls = polls;
+        is_due
     }
 
     /// A look or a transmission has found work.
@@ -186,6 +186,7 @@ impl State {
         self.looks.found();
         if *budget == 0 {
             stream.put_off();
+            self.streams_wait = true;
             return true;
         }
         let ended = self.engine.poll_transmit(number(index), stream);
@@ -193,7 +194,9 @@ impl State {
             *budget = 0;
             self.first = index + 1;
         }
-        let more = match stream.deliver(ended) {
+        let delivered = stream.deliver(ended);
+        self.streams_wait |= stream.waits();
+        let more = match delivered {
             Ok(more) => more,
             Err(ended) => {
                 self.remove_ended(index, ended);
@@ -256,17 +259,18 @@ mod tests {
     #[test]
     fn looks_in_vain_are_farther_and_farther_apart_until_one_finds_something() {
         let mut looks = Looks::default();
-        let polls = |looks: &mut Looks| (0..).take_while(|_| !looks.is_due()).count();
+        let polls = |looks: &mut Looks| (0_u64..).find(|_| looks.is_due());
         for (at, expected) in POLLS.into_iter().enumerate() {
             for _ in 0..STEP {
                 looks.found_nothing();
-                assert_eq!(polls(&mut looks), expected as usize, "step {at}");
+                assert_eq!(polls(&mut looks), Some(expected), "step {at}");
             }
         }
         looks.found_nothing();
-        assert_eq!(polls(&mut looks), 1023);
-        looks.found_nothing();
+        assert_eq!(polls(&mut looks), Some(4095));
         looks.found();
-        assert!(looks.is_due() && looks.is_due());
+        assert!(looks.is_due() && !looks.is_due(), "one look is due, and says what it has found");
+        looks.found();
+        assert!(looks.is_due());
     }
 }
