@@ -250,12 +250,11 @@ impl Tcp {
         // SAFETY: `zeroed` requires that zeros are a value: an `msghdr` is pointers and numbers.
         let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
         (message.msg_iov, message.msg_iovlen) = (parts.as_mut_ptr(), 2);
-        let _guard = NoCancellation::new();
-        // SAFETY: `recvmsg` requires an open descriptor, which `self` owns, and a valid message: it
+        // SAFETY: recvmsg(2) requires an open descriptor, which `self` owns, and a valid message. It
         // has no name and no control data, and the two entries of the local array. They name bytes
         // that the kernel writes during the call: a `Target` is writable for its lifetime, also
         // while others access it (invariant 1 of `engine/memory.rs`), and the slice is borrowed.
-        let read = unsafe { libc::recvmsg(self.raw(), &raw mut message, libc::MSG_DONTWAIT) };
+        let read = unsafe { libc::syscall(libc::SYS_recvmsg, self.raw(), &raw mut message, libc::MSG_DONTWAIT) };
         usize::try_from(read).map_err(|_| Error { call: "recvmsg", errno: Errno::last() })
     }
 
