@@ -230,7 +230,7 @@ impl Tcp {
         }
         message.msg_iov = parts.as_mut_ptr();
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-        // SAFETY: sendmsg(2) requires an open descriptor, which `self` owns, and a valid message. It
+        // SAFETY: sendmsg(2) requires an open descriptor, which `self` owns, and a good message: it
         // has no name and no control data, and as many entries of the local array as were set. They
         // name bytes that the kernel reads during the call: the slices are borrowed, and a `Source`
         // is readable for its lifetime, also while others write (invariant 1 of
@@ -250,7 +250,7 @@ impl Tcp {
         // SAFETY: `zeroed` requires that zeros are a value: an `msghdr` is pointers and numbers.
         let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
         (message.msg_iov, message.msg_iovlen) = (parts.as_mut_ptr(), 2);
-        // SAFETY: recvmsg(2) requires an open descriptor, which `self` owns, and a valid message. It
+        // SAFETY: recvmsg(2) requires an open descriptor, which `self` owns, and a good message: it
         // has no name and no control data, and the two entries of the local array. They name bytes
         // that the kernel writes during the call: a `Target` is writable for its lifetime, also
         // while others access it (invariant 1 of `engine/memory.rs`), and the slice is borrowed.
