@@ -9,8 +9,9 @@ list() {
   printf '%s\n' off_without_tcp wrong_key {rc,uc,ud,srq}_pingpong{,_ipv6} \
     ib_{write_bw,write_lat,read_bw,read_lat,atomic_lat,send_bw,send_ud,send_uc,many_qps} ib_write_bw_ipv6 killed_{server,client} \
     rping rping_ipv6 our_rping {ucmatose,udaddy,rstream}{,_ipv6} write_bw_by_cm \
-    fi_dgram ucx_rc ucx_ud ucx_rdmacm mpi_{rc,ud} \
-    pingpong pingpong_jumbo faults faults_end link_down_for_a_while link_down_for_good \
+    fi_{dgram,msg} ucx_rc ucx_ud ucx_rdmacm mpi_{rc,ud,ofi} \
+    pingpong pingpong_jumbo faults faults_end faults_die faults_port_down faults_of_a_job \
+    link_down_for_a_while link_down_for_good lost_host two_users forks processes_64 \
     all_reduce all_reduce_3_hosts all_reduce_32 killed_rank compose \
     all_gather all_to_all broadcast reduce reduce_scatter gather scatter sendrecv hypercube barrier training_step
   # Each pair of processes on two hosts has a connection of its own: 1,024 of them.
@@ -79,13 +80,11 @@ pair6() { # command...
 
 # Programs between which no link comes about: the client fails, and says why.
 no_pair() { # what the client says, variable=value of the client, command...
-  local server client status=0
+  local server client
   needs "$4"
   begin server "$(on 1)" "${@:3}" && server=$! && listens 1 $server
   begin client "$(on 2)" env "$2" "${@:3}" 10.9.0.1 && client=$!
-  wait $client || status=$?
-  # The status of timeout is 124.
-  [ $status -ne 0 ] && [ $status -lt 124 ] || fail "the client ended with status $status"
+  failed $client 'the client'
   grep -qF -- "$1" "$out/client.stderr" || fail "the client does not say '$1'"
   kill $server; wait $server
   return 0
@@ -121,12 +120,46 @@ job_well() { # hosts, ranks, command...
 mpi_sums() { # mpirun's options...
   needs mpirun
   needs mpicc
-  mpicc -o "$out/mpi_sums" xtask/src/thirdparty/mpi_sums.c || fail 'mpicc fails'
-  printf '#!/bin/bash\nexec "$RDMA_TEST_HOSTS/${1##*.}/run" bash -c "${*:2}"\n' >"$out/agent"
-  chmod +x "$out/agent"
+  mkdir "$out/bin"
+  mpicc -o "$out/bin/mpi_sums" xtask/src/thirdparty/mpi_sums.c || fail 'mpicc fails'
+  printf '#!/bin/bash\nexec "$RDMA_TEST_HOSTS/${1##*.}/run" bash -c "${*:2}"\n' >"$out/bin/agent"
+  chmod +x "$out/bin/agent"
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 UCX_NET_DEVICES=soft0:1 UCX_IB_GID_INDEX=0
-  well mpirun "$(on 1)" mpirun --mca plm_rsh_agent "$out/agent" --mca oob_tcp_if_include eth0 --bind-to none \
-    --host 10.9.0.1:2,10.9.0.2:2 -n 4 -x PATH -x UCX_NET_DEVICES -x UCX_IB_GID_INDEX "$@" soft-rdma --sysfs "$out/mpi_sums"
+  well mpirun "$(on 1)" mpirun --mca plm_rsh_agent "$out/bin/agent" --mca oob_tcp_if_include eth0 --bind-to none \
+    --host 10.9.0.1:2,10.9.0.2:2 -n 4 -x PATH -x UCX_NET_DEVICES -x UCX_IB_GID_INDEX "$@" soft-rdma --sysfs "$out/bin/mpi_sums"
+}
+
+# Another user of host 1, at an address of its own, reaches root's processes there and host 2.
+two_users() { # ibv_rc_pingpong's options...
+  local server command=(soft-rdma ibv_rc_pingpong "$@")
+  local -a nobody=(setpriv --reuid 65534 --regid 65534 --clear-groups)
+  needs ibv_rc_pingpong
+  "${nobody[@]}" true 2>/dev/null || { echo 'SKIP only root can become another user'; exit 0; }
+  nobody=("$(on 1)" "${nobody[@]}" env -u RDMA_SOFT_KEY RDMA_SOFT_TCP=10.9.0.101 RDMA_SOFT_KEY_FD=9)
+  nsenter --net="$RDMA_TEST_HOSTS/1/net" ip addr add 10.9.0.101/24 dev eth0 || fail 'there is no second address'
+  begin server "$(on 1)" "${command[@]}" && server=$! && listens 1 $server
+  well client "${nobody[@]}" "${command[@]}" 10.9.0.1 9<"$RDMA_SOFT_KEY"
+  ended_well $server server
+  begin server "${nobody[@]}" "${command[@]}" 9<"$RDMA_SOFT_KEY" && server=$! && listens 1 $server
+  well client "$(on 2)" "${command[@]}" 10.9.0.1
+  ended_well $server server
+  nsenter --net="$RDMA_TEST_HOSTS/1/net" ip addr del 10.9.0.101/24 dev eth0
+}
+
+# As many processes on each of two hosts, all at once, which are connected in pairs. Each soft-rdma
+# starts all of its host.
+processes() { # pairs
+  local -i n first=30000
+  local server all='ports=$1 last=$2; shift 2
+    for ((port = ports; port <= last; port++)); do "$0" -p $port "$@" & all+=($!); done
+    for one in "${all[@]}"; do wait $one || exit; done'
+  local -a command=(soft-rdma bash -c "$all" ibv_rc_pingpong $first $((first + $1 - 1)) -g 0 -e -c -n 50)
+  needs ibv_rc_pingpong
+  begin server "$(on 1)" "${command[@]}" && server=$!
+  for ((n = 0; n < $1; n++)); do port=$((first + n)) listens 1 $server; done
+  well client "$(on 2)" "${command[@]}" 10.9.0.1
+  ended_well $server server
+  [ "$(grep -c 'iters in' "$out/client.stdout")" -eq "$1" ] || fail 'not all pairs have met'
 }
 
 # Runs the services of compose.yaml, each on a host, with the settings of the file.
@@ -159,21 +192,26 @@ transferring() { # host, process
   done
 }
 
-# Starts perftest's stream of writes of this many seconds from host 2 to host 1.
-stream() { # seconds
+# Starts perftest's stream of writes of this many seconds from a host to another.
+stream() { # seconds, host of the server (1), host of the client (2)
   needs ib_write_bw
-  local both=(soft-rdma ib_write_bw -F -x 0 -p "$port" -D "$1")
-  begin server "$(on 1)" "${both[@]}" && server=$! && listens 1 $server
-  begin client "$(on 2)" "${both[@]}" 10.9.0.1 && client=$!
-  transferring 1 $client
+  local to=${2:-1} from=${3:-2} both=(soft-rdma ib_write_bw -F -x 0 -p "$port" -D "$1")
+  begin server "$(on "$to")" "${both[@]}" && server=$! && listens "$to" $server
+  begin client "$(on "$from")" "${both[@]}" "10.9.0.$to" && client=$!
+  transferring "$to" $client
+}
+
+# Waits for a program that must end with an error: the status of timeout is 124.
+failed() { # process, whose
+  local status=0
+  wait "$1" || status=$?
+  [ $status -ne 0 ] && [ $status -lt 124 ] || fail "$2 ended with status $status"
 }
 
 # The survivor ends with an error, long before the stream would.
 killed() { # victim, survivor, its name
-  local status=0
   pkill -KILL -P "$1" -f ib_write_bw || fail 'there is nobody to kill'
-  wait "$2" || status=$?
-  [ $status -ne 0 ] && [ $status -lt 124 ] || fail "the $3 ended with status $status"
+  failed "$2" "the $3"
 }
 
 run() {
@@ -211,9 +249,22 @@ run() {
       # The server loses all that comes from the other host, so the client's requests fail.
       begin server env RDMA_SOFT_FAULT=loss=all:recv:after=50 "$(on 1)" pingpong --server "10.9.0.1:$port" -n 1000 && server=$!
       begin client "$(on 2)" pingpong -n 1000 "10.9.0.1:$port" && client=$!
-      wait "$client" || status=$?
-      [ $status -ne 0 ] && [ $status -lt 124 ] || fail "the client ended with status $status"
+      failed "$client" 'the client'
       wait "$server" || : ;;
+    faults_die)
+      # The server's process ends by its plan, in the middle of the transfer.
+      begin server env RDMA_SOFT_FAULT=die:recv:after=50 "$(on 1)" pingpong --server "10.9.0.1:$port" -n 1000 && server=$!
+      begin client "$(on 2)" pingpong -n 1000 "10.9.0.1:$port" && client=$!
+      failed "$client" 'the client'
+      wait "$server" || status=$?
+      [ $status -eq 137 ] || fail "the server ended with status $status" ;;
+    faults_port_down)
+      # What is lost while the port is down is sent again.
+      export RDMA_SOFT_FAULT=port-down=200ms:nth=100
+      pingpongs 1 10.9.0.1 2 --op send --size 4096 -n 300 ;;
+    faults_of_a_job)
+      export RDMA_SOFT_FAULT='seed=3; delay=1us..500us:p=0.05; late=1us..1ms:p=0.05; loss:p=0.01; rnr:recv:p=0.01'
+      job_well 2 4 all_reduce "${short[@]}" ;;
     rping)
       both=(-a 10.9.0.1 -p "$port" -C 50 -V)
       cm_pair 1 soft-rdma rping -s "${both[@]}" -- soft-rdma rping -c "${both[@]}" ;;
@@ -238,10 +289,11 @@ run() {
       both=(-p "$port" -S 4096 -I 20 -C 20)
       cm_pair 1 soft-rdma rstream "${both[@]}" -- soft-rdma rstream -s 10.9.0.1 "${both[@]}" ;;
     write_bw_by_cm) cm_pair 1 soft-rdma ib_write_bw -F -R -p "$port" -- soft-rdma ib_write_bw -F -R -p "$port" 10.9.0.1 ;;
-    fi_dgram)
+    fi_*)
       needs fi_pingpong
-      begin server "$(on 1)" soft-rdma fi_pingpong -p verbs -e dgram -I 100 -B "$port" && server=$! && listens 1 $server
-      well client "$(on 2)" soft-rdma fi_pingpong -p verbs -e dgram -I 100 -P "$port" 10.9.0.1
+      both=(soft-rdma fi_pingpong -p verbs -e "${1#fi_}" -I 100)
+      begin server "$(on 1)" "${both[@]}" -B "$port" && server=$! && listens 1 $server
+      well client "$(on 2)" "${both[@]}" -P "$port" 10.9.0.1
       ended_well $server server ;;
     ucx_rc) sysfs=1 UCX_TLS=rc_v UCX_NET_DEVICES=soft0:1 UCX_IB_GID_INDEX=0 pair ucx_perftest -p "$port" -t tag_bw -n 500 ;;
     ucx_ud) sysfs=1 UCX_TLS=ud_v UCX_NET_DEVICES=soft0:1 UCX_IB_GID_INDEX=0 pair ucx_perftest -p "$port" -t tag_lat -n 200 ;;
@@ -256,6 +308,7 @@ run() {
       wait $server || : ;;
     mpi_rc) mpi_sums -x UCX_TLS=rc_v,self --mca pml ucx ;;
     mpi_ud) mpi_sums -x UCX_TLS=ud_v,self --mca pml ucx ;;
+    mpi_ofi) mpi_sums --mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include 'verbs;ofi_rxm' ;;
     link_down_for_a_while)
       # Host 1 keeps its carrier. The stream goes on once TCP has sent again.
       stream 16
@@ -267,11 +320,28 @@ run() {
       # Both sides take the other for dead after 10 s.
       stream 50
       ip link set port2 down
-      wait "$client" || status=$?
-      [ $status -ne 0 ] && [ $status -lt 124 ] || fail "the client ended with status $status"
+      failed "$client" 'the client'
       ip link set port2 up
       kill "$server" || fail 'there is no server'
       wait "$server" || : ;;
+    lost_host)
+      # Host 9, which is for this case alone, loses its interface and its processes at once.
+      . tests/vm/namespaces.sh
+      make_host 9 bridge0 1500 10.9.0.9/24 || fail 'there is no host 9'
+      stream 50 9 1
+      ip link del port9
+      pkill -KILL -P "$server" -f ib_write_bw || fail 'there is no server'
+      failed "$client" 'the client'
+      wait "$server" || :
+      # The next host 9 has another hardware address.
+      remove_host 9 && enter_host 1 ip neigh flush dev eth0 ;;
+    two_users) two_users "${verbs[@]}" ;;
+    forks)
+      needs cc
+      mkdir "$out/bin"
+      cc -o "$out/bin/forks" tests/vm/forks.c -libverbs || fail 'forks.c does not compile'
+      pair "$out/bin/forks" "$port" ;;
+    processes_64) processes 32 ;;
     all_reduce) job_well 2 4 all_reduce "${short[@]}" ;;
     all_reduce_3_hosts) job_well 3 6 all_reduce "${short[@]}" ;;
     all_reduce_*) job_well 2 "${1#all_reduce_}" all_reduce --min 1K --max 1K --iters 2 --warmup 1 ;;

@@ -2,8 +2,9 @@
 # interface eth0, and bridges join them. Sourced by the first process of a network, mount and pid
 # namespace, with which all of this ends: nothing has a name, and nothing is left behind.
 #
-# Hosts 1 to 3 have 10.9.0.HOST and fd09::HOST, and an MTU of 1500; hosts 4 to 6 are a network of
-# their own with fd09::HOST alone, and an MTU of 9000. Exports RDMA_TEST_HOSTS, their folder, and
+# Hosts 1 to 3 have 10.9.0.HOST and fd09::HOST, and an MTU of 1500. Hosts 4 to 6 are a network of
+# their own with fd09::HOST alone, and hosts 7 and 8 one with 10.9.7.HOST alone, each with an MTU of
+# 9000. Exports RDMA_TEST_HOSTS, their folder, and
 # RDMA_SOFT_KEY, soft0's key of all of them. `$RDMA_TEST_HOSTS/HOST/run COMMAND...` runs a command
 # on a host.
 
@@ -16,8 +17,9 @@ make_hosts() { # an empty folder
   # Docker's names of the hosts, for this mount namespace.
   printf '%s\n' '127.0.0.1 localhost' '10.9.0.1 one' '10.9.0.2 two' '10.9.0.3 three' >"$1/names" || return
   mount --bind "$1/names" /etc/hosts || return
-  make_bridge bridge0 1500 && make_bridge bridge1 9000 || return
+  make_bridge bridge0 1500 && make_bridge bridge1 9000 && make_bridge bridge2 9000 || return
   for host in 1 2 3; do make_host "$host" bridge0 1500 "10.9.0.$host/24" "fd09::$host/64" || return; done
+  for host in 7 8; do make_host "$host" bridge2 9000 "10.9.7.$host/24" || return; done
   # The kernel may lack IPv6.
   [ -d /proc/sys/net/ipv6 ] || return 0
   for host in 4 5 6; do make_host "$host" bridge1 9000 "fd09::$host/64" || return; done
@@ -36,6 +38,11 @@ make_host() { # number, bridge, MTU, address...
   ip link set "port$1" master "$2" up || return
   enter_host "$1" bash -c "$(declare -f set_up); set_up \"\$@\"" set_up "${@:4}" || return
   printf '#!/bin/bash\nexec bash %q %q "$@"\n' "$PWD/tests/vm/on.sh" "$1" >"$folder/run" && chmod +x "$folder/run"
+}
+
+# Removes a host that has lost its interface and its processes.
+remove_host() { # number
+  umount "$RDMA_TEST_HOSTS/$1/net" "$RDMA_TEST_HOSTS/$1/uts" && rm -r "${RDMA_TEST_HOSTS:?}/$1"
 }
 
 # Sets up the interfaces of the host in which it runs.

@@ -1,12 +1,16 @@
 #!/bin/bash
 # cases: jobs of ranks in two guests, which two wires join, with a device at each end of each wire,
-# and a network with two devices of each guest.
+# and a network with two devices of each guest. `soft_*`: soft0 by TCP over the first wire takes the
+# place of rxe; netem loses or delays packets there, and the wire is down for a while.
 # The case runs in the first guest, and asks the second to run its ranks (guest.sh, serve).
 set -uo pipefail
 FIRST=10.9.0.1 SECOND=10.9.0.2 REQUESTS=/out/second/requests
 
 if [ "$1" = list ]; then
-  [ "$2" != wire ] || printf '%s\n' pingpong by_hand hierarchical rails rails_all_to_all cross_rail mpirun lost_host priorities
+  [ "$2" = wire ] || exit 0
+  printf '%s\n' pingpong by_hand hierarchical rails rails_all_to_all cross_rail mpirun lost_host priorities \
+    soft_{by_hand,loss,delay,link_down,lost_host}
+  [ -z "${RDMA_TEST_LONG:-}" ] || printf '%s\n' soft_{pingpong,hierarchical,mpirun,link_down_60}
   exit
 fi
 
@@ -15,11 +19,29 @@ remote() { # line
   local request=$REQUESTS/$BASHPID
   until [ -e /out/second/ready ]; do sleep 0.1; done
   rm -f "$request".*
-  printf 'cd %q; export PATH=%q RDMA_DEVICE=%q\n%s\n' "$PWD" "$PATH" "${RDMA_DEVICE:-}" "$1" >"$request.new"
+  printf 'cd %q; export PATH=%q RDMA_DEVICE=%q\n%s\n%s\n' "$PWD" "$PATH" "${RDMA_DEVICE:-}" "${SOFT:-}" "$1" >"$request.new"
   mv "$request.new" "$request.sh"
   until [ -e "$request.status" ]; do sleep 0.1; done
   cat "$request.log"
   return "$(<"$request.status")"
+}
+
+# soft0 in place of rxe, in both guests: $SOFT is the second guest's preparation.
+soft() {
+  local key begin
+  key=$(head -c 32 /dev/urandom | base64)
+  begin="(umask 077; echo $key >/tmp/key.\$\$; mv /tmp/key.\$\$ /tmp/key)"
+  export SOFT="$begin; export RDMA_SOFT_TCP=eth0 RDMA_SOFT_KEY=/tmp/key" RDMA_DEVICE=soft0
+  eval "$SOFT"
+}
+
+# Makes the first wire lose or delay packets both ways for a command.
+worse() { # netem's words, command...
+  local on="tc qdisc add dev eth0 root netem $1" status
+  $on && remote "$on" || return
+  "${@:2}"; status=$?
+  tc qdisc del dev eth0 root; remote 'tc qdisc del dev eth0 root'
+  return $status
 }
 
 # mpirun starts its daemon in the second guest by this script, as it would by ssh: HOST LINE...
@@ -54,12 +76,49 @@ on_both_rails() { # device, device, command...
   [ $((after[0] - before[0])) -gt 100 ] && [ $((after[1] - before[1])) -gt 100 ]
 }
 
+pingpongs() { # option...
+  local server
+  pingpong --server "$FIRST:$RDMA_TEST_PORT" --check "$@" & server=$!
+  sleep 1
+  remote "pingpong --check $* $FIRST:$RDMA_TEST_PORT" && wait $server
+}
+
+# Starts the server of a stream of writes from the second guest; its client is `$stream`.
+stream() { # seconds
+  local both="pingpong --op write --test bw --size 64K -D $1 --timeout 60"
+  stream="$both $FIRST:$RDMA_TEST_PORT"
+  # shellcheck disable=SC2086
+  $both --server "$FIRST:$RDMA_TEST_PORT" & server=$!
+  sleep 1
+}
+
+# Runs the client, and sets the first wire down in the middle of the stream. Prints whether the
+# client has outlived that.
+cut_wire() { # seconds
+  remote "$stream & client=\$! sent=/sys/class/net/eth0/statistics/tx_bytes
+    before=\$(<\$sent)
+    until [ \$((\$(<\$sent) - before)) -gt 1000000 ]; do kill -0 \$client || exit; sleep 0.1; done
+    ip link set eth0 down; sleep $1
+    if kill -0 \$client; then echo 'NOTE the client lives'; else echo 'NOTE the client has ended'; fi
+    ip link set eth0 up
+    wait \$client"
+}
+
 SHORT=(--min 8 --max 256K --factor 32 --iters 2 --warmup 1)
-case $2 in
-  pingpong)
-    pingpong --server "$FIRST:$RDMA_TEST_PORT" --op write --check --size 64K -n 50 & server=$!
-    sleep 1
-    remote "pingpong --op write --check --size 64K -n 50 $FIRST:$RDMA_TEST_PORT" && wait $server ;;
+[[ $2 != soft_* ]] || soft
+case ${2#soft_} in
+  pingpong) pingpongs --op write --size 64K -n 50 ;;
+  loss) worse 'loss 2%' pingpongs --op send --test bw --size 4096 -n 200 ;;
+  delay) worse 'delay 20ms' pingpongs --op write --test lat --size 256K -n 5 ;;
+  # The stream goes on once TCP has sent again.
+  link_down)
+    stream 15
+    cut_wire 5 | tee /tmp/client && grep -q 'NOTE the client lives' /tmp/client && wait "$server" ;;
+  # Both sides take the other for dead after 10 s; when the wire is back, others meet.
+  link_down_60)
+    stream 80
+    ! cut_wire 60 | tee /tmp/client && grep -q 'NOTE the client has ended' /tmp/client &&
+      ! wait "$server" && pingpongs --op write --size 64K -n 5 ;;
   by_hand) job all_reduce --algo ring "${SHORT[@]}" ;;
   hierarchical)
     job all_reduce --algo hierarchical "${SHORT[@]}" && job all_gather --algo hierarchical "${SHORT[@]}" ;;
@@ -76,7 +135,7 @@ case $2 in
     [ -n "$(command -v mpirun)" ] || { echo "SKIP mpirun is not installed"; exit; }
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     mpirun --mca plm_rsh_agent "bash tests/vm/wire.sh agent" --mca oob_tcp_if_include eth0 --bind-to none \
-      --host "$FIRST:2,$SECOND:2" -n 4 -x PATH -x RDMA_DEVICE \
+      --host "$FIRST:2,$SECOND:2" -n 4 -x PATH -x RDMA_DEVICE ${SOFT:+-x RDMA_SOFT_TCP -x RDMA_SOFT_KEY} \
       all_reduce --root "$FIRST:$RDMA_TEST_PORT" --algo hierarchical "${SHORT[@]}" ;;
   priorities)
     # The connection manager sets the connection up; a test captures its packets.

@@ -26,6 +26,8 @@ const GONE: Duration = Duration::from_secs(12);
 const ATTEMPT: Duration = Duration::from_secs(1);
 /// Pause between two attempts to connect.
 const AGAIN: Duration = Duration::from_millis(50);
+/// Pause between two questions for a name that does not resolve, which name servers answer.
+const LOOK_UP_AGAIN: Duration = Duration::from_millis(500);
 
 /// The hosts of all ranks, and the connections: rank 0 has one to each other rank, the others have
 /// one to rank 0.
@@ -197,22 +199,26 @@ pub(super) fn probe(address: SocketAddr, job: u64, limit: Duration) -> Result<So
     }
 }
 
-/// Connects to `root`, which listens at the address or will do so soon.
+/// Connects to `root`, which listens at the address or will do so soon. Its name, too, may be one
+/// that does not resolve yet: that of a container or a pod which has not been started.
 ///
 /// # Errors
-/// If the address does not resolve, or nobody answers in time.
+/// If the address does not resolve, or nobody answers, in time.
 pub fn connect(address: &str, root: &str, timeout: Duration) -> Result<Socket, Error> {
     connect_until(address, root, Instant::now() + timeout, timeout)
 }
 
 /// Connects as [`connect`] does, until a deadline that ends a wait of `timeout`.
 fn connect_until(address: &str, root: &str, deadline: Instant, timeout: Duration) -> Result<Socket, Error> {
-    let targets: Vec<SockAddr> = if address.starts_with('@') {
+    let seconds = timeout.as_secs();
+    let targets = if address.starts_with('@') {
         vec![local_address(address)?]
     } else {
-        let found = address.to_socket_addrs();
-        let found = found.map_err(|error| Error::new(format!("cannot resolve {address}: {error}; give host:port")));
-        found?.map(SockAddr::from).collect()
+        let look_up = || address.to_socket_addrs().map(|found| found.map(SockAddr::from).collect());
+        resolve_until(look_up, deadline).map_err(|error| {
+            let text = format!("cannot resolve {address} within {seconds} s: {error}; give host:port");
+            Error::new(text).with_cause(Cause::TimedOut { limit: timeout })
+        })?
     };
     loop {
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
@@ -223,12 +229,23 @@ fn connect_until(address: &str, root: &str, deadline: Instant, timeout: Duration
             }
         }
         if Instant::now() >= deadline {
-            let seconds = timeout.as_secs();
             return Err(Error::new(format!(
                 "cannot reach {root} at {address} within {seconds} s: {last}; is it running?"
             )));
         }
         std::thread::sleep(AGAIN);
+    }
+}
+
+/// Looks a name up again and again, until it has an address or the deadline has passed.
+fn resolve_until<T>(mut look_up: impl FnMut() -> io::Result<Vec<T>>, deadline: Instant) -> io::Result<Vec<T>> {
+    loop {
+        match look_up() {
+            Ok(found) if !found.is_empty() => return Ok(found),
+            Err(error) if Instant::now() >= deadline => return Err(error),
+            Ok(_) if Instant::now() >= deadline => return Err(io::ErrorKind::AddrNotAvailable.into()),
+            _ => std::thread::sleep(LOOK_UP_AGAIN),
+        }
     }
 }
 
@@ -249,5 +266,25 @@ fn connect_once(target: &SockAddr) -> io::Result<Socket> {
             socket.connect(target)?;
             Ok(socket)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_appears_is_found() {
+        let mut answers = vec![Ok(vec![7]), Ok(Vec::new()), Err(io::ErrorKind::NotFound.into())];
+        let far = Instant::now() + Duration::from_secs(600);
+        let found = resolve_until(|| answers.pop().expect("an answer"), far).unwrap();
+        assert_eq!((found, answers.len()), (vec![7], 0));
+    }
+
+    #[test]
+    fn a_name_that_nobody_has_ends_the_wait() {
+        let end = |answer: fn() -> io::Result<Vec<u8>>| resolve_until(answer, Instant::now()).unwrap_err().kind();
+        assert_eq!(end(|| Err(io::ErrorKind::NotFound.into())), io::ErrorKind::NotFound);
+        assert_eq!(end(|| Ok(Vec::new())), io::ErrorKind::AddrNotAvailable);
     }
 }

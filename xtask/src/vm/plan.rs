@@ -38,7 +38,7 @@ const CASES: &str = "# cases:";
 const HOSTS: &str = "hosts";
 const ON_HOSTS: &str = "hosts.txt";
 /// The first hosts of the networks of `namespaces.sh`, by the name of the network.
-const NETWORKS: [(&str, u8); 2] = [("ipv4", 1), ("ipv6", 4)];
+const NETWORKS: [(&str, u8); 3] = [("ipv4", 1), ("ipv6", 4), ("jumbo", 7)];
 /// Prefixes of the items that run last: the fault tests disturb the device's links, and the
 /// leftovers are those of all tests.
 const LAST: [&str; 2] = ["faults::", LEFTOVERS];
@@ -400,7 +400,10 @@ mod tests {
         let built = built(Path::new("/work"), &["rc::a", "rc::b", "cm::a"]);
         let names =
             |list| built.on_hosts(list).map(|items| items.into_iter().map(|item| item.name).collect::<Vec<_>>());
-        assert_eq!(names("rc::*\ncm::a  why\n").unwrap(), ["ipv4::rc::a", "ipv6::rc::a", "ipv4::rc::b", "ipv6::rc::b"]);
+        assert_eq!(
+            names("rc::*\ncm::a  why\n").unwrap(),
+            ["ipv4::rc::a", "ipv6::rc::a", "jumbo::rc::a", "ipv4::rc::b", "ipv6::rc::b", "jumbo::rc::b"]
+        );
         assert!(names("rc::c").unwrap_err().contains("rc::c"));
         let command = &built.on_hosts("cm::a").unwrap()[1].command;
         assert!(command.contains("exec \"$RDMA_TEST_HOSTS\"/4/run '/it' --exact cm::a "), "{command}");
