@@ -20,6 +20,7 @@ pub(crate) use self::path::InEffect;
 pub use self::path::PathOptions;
 pub use self::rails::{RailCount, RailOptions, RailSettings};
 use crate::failure::say;
+use crate::placement::KeyOption;
 use crate::{Failure, environment};
 
 /// What makes the software device reach other hosts.
@@ -91,7 +92,12 @@ impl DeviceOptions {
             (Wanted::Hardware, None) => DeviceSelector::Hardware,
         };
         let named = matches!(wanted, Wanted::Listed(_));
-        let opened = rdma::open(&selector)?;
+        let opened = rdma::open(&selector).map_err(|error| match &self.preferred {
+            Some(Preferred { device, reason }) if !named => {
+                Failure::from(error).context(format_args!("{device}, taken since {reason}"))
+            }
+            _ => error.into(),
+        })?;
         let mut line = opened.choice.to_string();
         match (&wanted, &self.preferred) {
             (Wanted::Listed(list), _) if list.single().is_none_or(|(name, _)| name != opened.choice.device()) => {
@@ -136,6 +142,42 @@ impl DeviceOptions {
     pub fn open_together(&self, group: &mut Group) -> Result<Chosen, Failure> {
         let opened = self.open().and_then(|chosen| chosen.check_hosts(group).map(|()| chosen));
         group.agree("the devices of all", opened)
+    }
+
+    /// Opens the devices of two processes, which reach each other; collective. Between hosts, the
+    /// processes listen for each other where that is asked for. Devices that were not named give
+    /// way to the software device if they do not reach each other.
+    ///
+    /// # Errors
+    /// As for [`listen`](Self::listen) and [`open_together`](Self::open_together); if nothing
+    /// connects the processes.
+    pub(crate) fn open_pair(mut self, key: KeyOption, group: &mut Group) -> Result<Chosen, Failure> {
+        self.listen(Transport::Auto, key.hands_out(), group)?;
+        let chosen = self.open_together(group)?;
+        let route = rdma_collectives::tcp::route(&chosen.adapter, group)?;
+        let why = route.why.unwrap_or_default();
+        let other = match route.is_fallback && !chosen.adapter.context.is_software() {
+            true => self.software(&chosen, &why),
+            false => Ok(chosen),
+        };
+        let mut chosen = group.agree("the devices of both", other)?;
+        if route.is_tcp {
+            chosen.line = format!("{}; over TCP: {why}", chosen.line);
+        }
+        Ok(chosen)
+    }
+
+    /// The software device in place of hardware that does not reach the other process.
+    fn software(self, chosen: &Chosen, why: &str) -> Result<Chosen, Failure> {
+        if chosen.named || matches!(self.wanted(), Ok(Wanted::Hardware)) {
+            let name = chosen.name();
+            return Err(Failure::new(format!(
+                "{why}, and --device or RDMA_DEVICE asks for {name}: give the same kind of device to both processes"
+            )));
+        }
+        let reason = format!("in place of {}, which does not reach the other process", chosen.name());
+        let preferred = Preferred { device: rdma_collectives::tcp::device_name(), reason };
+        Self { preferred: Some(preferred), port: None, gid_index: None, ..self }.open()
     }
 
     /// Lets the ranks listen for each other over TCP where that is asked for; collective, before
@@ -229,7 +271,7 @@ impl Chosen {
 
     /// Whether the device reaches other hosts: hardware does, and the software device if it listens
     /// for them.
-    fn reaches_hosts(&self) -> bool {
+    pub(crate) fn reaches_hosts(&self) -> bool {
         let context = &self.adapter.context;
         !context.is_software() || tcp::status().is_some_and(|status| status.device == context.name())
     }
@@ -241,7 +283,10 @@ impl Chosen {
         }
         let why = if self.named { "" } else { "; devinfo --why says why there is no hardware" };
         let name = self.adapter.context.name();
-        Err(Failure::new(format!("the ranks are on several hosts, and {name} works within one unless {ADVICE}{why}")))
+        Err(Failure::new(format!(
+            "the ranks are on several hosts, and {name} works within one unless {ADVICE}; --job-key lets rank 0 make the \
+             key{why}"
+        )))
     }
 
     /// The requested MTU if the port supports it; the port's active MTU if none is requested.

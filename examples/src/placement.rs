@@ -60,13 +60,9 @@ pub struct PlacementOptions {
     /// The number of the job.
     #[command(flatten)]
     pub job: JobOption,
-    /// Let rank 0 make the key for TCP between hosts and hand it out over the connections to it
-    /// [env: RDMA_JOB_KEY=1]
-    ///
-    /// A reader of these connections can connect to each rank. Without the option, RDMA_SOFT_KEY
-    /// names the file of the key.
-    #[arg(long, hide_short_help = true)]
-    pub job_key: bool,
+    /// Who makes the key for TCP between hosts.
+    #[command(flatten)]
+    pub key: KeyOption,
     /// Seconds to wait for another rank
     ///
     /// A rank that is silent for a third of this time counts as dead.
@@ -96,6 +92,29 @@ impl JobOption {
     /// The name of the job, if the option or the environment gives one.
     fn name(&self) -> Option<String> {
         self.name.clone().or_else(|| environment::text(JOB_VARIABLE))
+    }
+}
+
+/// The option that lets rank 0 make the key for TCP between hosts.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+#[command(next_help_heading = cli::JOB)]
+pub struct KeyOption {
+    /// Let rank 0 make the key for TCP between hosts and hand it out over the connections to it
+    /// [env: RDMA_JOB_KEY=1]
+    ///
+    /// A reader of these connections can connect to each rank. Without the option, RDMA_SOFT_KEY
+    /// names the file of the key.
+    #[arg(long, hide_short_help = true)]
+    pub job_key: bool,
+}
+
+impl KeyOption {
+    /// Whether rank 0 may hand out a key over the connections to it.
+    ///
+    /// # Errors
+    /// If the variable is neither 0 nor 1.
+    pub fn hands_out(self) -> Result<bool, Failure> {
+        Ok(self.job_key || environment::setting(KEY_VARIABLE, 0..=1)? == Some(1))
     }
 }
 
@@ -181,14 +200,6 @@ impl PlacementOptions {
     /// If the options are invalid.
     pub(crate) fn find(&self) -> Result<Option<Place>, Failure> {
         find(Roles::Ranks, self.by_hand()?, self.asked()?, self.root.as_deref(), &self.job)
-    }
-
-    /// Whether rank 0 may hand out a key over the connections to it.
-    ///
-    /// # Errors
-    /// If the variable is neither 0 nor 1.
-    pub fn hands_out_key(&self) -> Result<bool, Failure> {
-        Ok(self.job_key || environment::setting(KEY_VARIABLE, 0..=1)? == Some(1))
     }
 
     /// The rank, the number of ranks and the address of rank 0, if the options say them.

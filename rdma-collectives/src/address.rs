@@ -56,8 +56,8 @@ fn listened_at(_context: &Context) -> Option<IpAddr> {
 ///
 /// # Errors
 /// The reason why it does not.
-pub fn leads_to(context: &Context, ip: IpAddr) -> Result<(), Error> {
-    bind(context, ip).map_err(Error::from)
+pub fn leads_to(context: &Context, ip: IpAddr) -> rdma::Result<()> {
+    bind(context, ip)
 }
 
 fn bind(context: &Context, ip: IpAddr) -> rdma::Result<()> {

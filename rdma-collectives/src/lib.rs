@@ -120,6 +120,7 @@ mod link;
 mod memory;
 mod messages;
 mod named;
+mod network;
 #[cfg(test)]
 mod numbers;
 mod open;

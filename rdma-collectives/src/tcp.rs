@@ -22,9 +22,11 @@ use rdma::{Device, DeviceSelector};
 #[cfg(feature = "soft")]
 use serde::{Deserialize, Serialize};
 
+use crate::adapter::Adapter;
 use crate::bootstrap::Group;
 use crate::error::Error;
 use crate::transport::Transport;
+use crate::ways;
 
 /// Port of the addresses that no variable gives.
 #[cfg(feature = "soft")]
@@ -128,6 +130,29 @@ pub fn listen(_group: &mut Group, transport: Transport, _is_trusted: bool) -> Re
         Transport::Tcp => Err(Error::invalid("TCP needs the software device: build with feature soft")),
         _ => Ok(()),
     }
+}
+
+/// How the ranks of a group reach each other without shared memory: [`route`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Whether two of the ranks need the software device in place of their own devices.
+    pub is_fallback: bool,
+    /// Whether messages between two of the ranks go over TCP.
+    pub is_tcp: bool,
+    /// Why two of the ranks do not use hardware: `rank 1 has no hardware`. `None` if all do, and if
+    /// all have chosen the software device of one host.
+    pub why: Option<String>,
+}
+
+/// Finds how the devices of ranks connect them that use verbs alone; collective, after [`listen`].
+/// The answer is the same at each rank.
+///
+/// # Errors
+/// If nothing connects two of the ranks; every rank is told.
+pub fn route(adapter: &Adapter, group: &mut Group) -> Result<Route, Error> {
+    let others: Vec<usize> = (0..group.ranks()).filter(|&rank| rank != group.rank()).collect();
+    let ways = ways::choose(adapter, group, &others, Transport::Auto)?;
+    Ok(Route { is_fallback: ways.has_fallback, is_tcp: ways.tcp > 0, why: ways.why })
 }
 
 /// Hands out a key, if that is trusted: the one with which the lowest rank listens that has been

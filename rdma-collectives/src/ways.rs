@@ -3,6 +3,9 @@
 //!
 //! The order is NCCL's: hardware if both ranks have the same kind, else TCP. The software device
 //! alone connects ranks of one host.
+//!
+//! Hardware is compared as far as a port tells (`network`): two networks with nothing between them
+//! whose ports look alike count as one.
 
 use std::net::SocketAddr;
 
@@ -12,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::Error;
 use crate::adapter::Adapter;
 use crate::bootstrap::Group;
+use crate::network::Port;
 use crate::text::PeerText;
 use crate::transport::Transport;
 
@@ -20,21 +24,12 @@ use crate::transport::Transport;
 struct Offer {
     /// The device and its port.
     device: PeerText,
-    /// The kind of the hardware; `None`: the software device.
-    hardware: Option<Kind>,
+    /// The port of the hardware; `None`: the software device.
+    hardware: Option<Port>,
     /// The user: the software device connects processes of one user on one host.
     uid: u32,
     /// Where the rank listens for other hosts.
     tcp: Option<Listening>,
-}
-
-/// Devices of one kind reach each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Kind {
-    /// The transport: InfiniBand's or iWARP.
-    transport: i32,
-    /// The link layer of the port.
-    link_layer: u8,
 }
 
 /// The address and the key with which the software device reaches other hosts.
@@ -77,7 +72,8 @@ pub(crate) struct Ways {
     /// The pairs of the group that are connected, and those of them over TCP.
     pub(crate) pairs: usize,
     pub(crate) tcp: usize,
-    /// Why a pair takes TCP, and not hardware; equal at all ranks.
+    /// Why a pair takes the software device, and not hardware; equal at all ranks. `None` if all
+    /// take hardware, or software devices that share memory.
     pub(crate) why: Option<String>,
 }
 
@@ -92,14 +88,11 @@ impl Ways {
 
 impl Offer {
     fn of(adapter: &Adapter) -> Result<Self, Error> {
-        let link_layer = adapter.context.port_attr(adapter.port)?.link_layer();
-        let kind = Kind { transport: adapter.context.device().transport().as_raw(), link_layer: link_layer.as_raw() };
-        Ok(Self {
-            device: adapter.name().into(),
-            hardware: pretended().or_else(|| (!adapter.context.is_software()).then_some(kind)),
-            uid: geteuid().as_raw(),
-            tcp: listening(),
-        })
+        let hardware = match pretended() {
+            None if !adapter.context.is_software() => Some(Port::of(adapter)?),
+            pretended => pretended,
+        };
+        Ok(Self { device: adapter.name().into(), hardware, uid: geteuid().as_raw(), tcp: listening() })
     }
 }
 
@@ -110,9 +103,9 @@ thread_local! {
 }
 
 /// The hardware that a test makes of the software device.
-fn pretended() -> Option<Kind> {
+fn pretended() -> Option<Port> {
     #[cfg(test)]
-    return PRETENDED.get().map(|link_layer| Kind { transport: 0, link_layer });
+    return PRETENDED.get().map(Port::pretended);
     #[cfg(not(test))]
     None
 }
@@ -124,16 +117,17 @@ enum Near {
     Apart,
     /// They are in one network namespace of a machine.
     Network,
-    /// And in one pid namespace.
+    /// And in one pid and one user namespace: processes of one user may read each other's memory,
+    /// as the software device requires.
     Space,
 }
 
 impl Near {
     fn of(group: &Group, a: usize, b: usize) -> Self {
-        match (group.shares_space(a, b), group.shares_network(a, b)) {
-            (true, _) => Self::Space,
-            (_, true) => Self::Network,
-            _ => Self::Apart,
+        match (group.shares_network(a, b), group.shares_space(a, b) && group.has_same_users(a, b)) {
+            (true, true) => Self::Space,
+            (true, false) => Self::Network,
+            (false, _) => Self::Apart,
         }
     }
 }
@@ -145,7 +139,8 @@ impl Near {
 /// Why there is none, and what to do, as the rest of a sentence about the two ranks.
 fn between(a: &Offer, b: &Offer, near: Near, wanted: Transport) -> Result<Way, String> {
     let are_software = a.hardware.is_none() && b.hardware.is_none();
-    if wanted != Transport::Tcp && a.hardware.is_some() && a.hardware == b.hardware {
+    let hardware = a.hardware.as_ref().zip(b.hardware.as_ref());
+    if wanted != Transport::Tcp && hardware.is_some_and(|(a, b)| a.reaches(b).is_ok()) {
         return Ok(Way { is_fallback: false, is_tcp: false });
     }
     let is_fallback = !are_software;
@@ -159,7 +154,10 @@ fn between(a: &Offer, b: &Offer, near: Near, wanted: Transport) -> Result<Way, S
             }
             Ok(Way { is_fallback, is_tcp })
         }
-        _ if is_near && wanted != Transport::Tcp => Ok(Way { is_fallback, is_tcp: false }),
+        (None, Some(one)) | (Some(one), None) if is_near && wanted != Transport::Tcp && !is_loopback(one) => {
+            Ok(Way { is_fallback, is_tcp: false })
+        }
+        (None, None) if is_near && wanted != Transport::Tcp => Ok(Way { is_fallback, is_tcp: false }),
         (of_a, of_b) => {
             let missing = match (of_a, of_b) {
                 (None, None) => "neither does",
@@ -172,6 +170,12 @@ fn between(a: &Offer, b: &Offer, near: Near, wanted: Transport) -> Result<Way, S
             ))
         }
     }
+}
+
+/// Whether a rank listens at a loopback address: a process that does not listen takes that for no
+/// address of its host.
+fn is_loopback(listening: &Listening) -> bool {
+    listening.address.ip().is_loopback()
 }
 
 /// Whether two addresses and keys fit each other.
@@ -189,7 +193,7 @@ fn reaches(a: &Listening, b: &Listening, near: Near) -> Result<(), String> {
     if at.is_ipv4() != to.is_ipv4() {
         return Err(format!("they listen at {at} and {to}: give all IPv4 addresses, or all IPv6, in RDMA_SOFT_TCP"));
     }
-    let are_loopback = [at, to].map(|address| address.ip().is_loopback());
+    let are_loopback = [a, b].map(is_loopback);
     if are_loopback[0] != are_loopback[1] || (are_loopback[0] && near == Near::Apart) {
         return Err(format!("they listen at {at} and {to}: no other host reaches a loopback address"));
     }
@@ -199,11 +203,14 @@ fn reaches(a: &Listening, b: &Listening, near: Near) -> Result<(), String> {
 /// Why two ranks do not use hardware.
 fn why_no_hardware(a: &Offer, b: &Offer, (rank_a, rank_b): (usize, usize), wanted: Transport) -> String {
     let has_none = |rank| format!("rank {rank} has no hardware");
-    match (a.hardware, b.hardware) {
+    match (&a.hardware, &b.hardware) {
         _ if wanted == Transport::Tcp => "as asked".to_owned(),
         (None, _) => has_none(rank_a),
         (_, None) => has_none(rank_b),
-        _ => format!("{} of rank {rank_a} and {} of rank {rank_b} do not reach each other", a.device, b.device),
+        (Some(of_a), Some(of_b)) => {
+            let why = of_a.reaches(of_b).err().map_or_else(String::new, |why| format!(" ({why})"));
+            format!("{} of rank {rank_a} and {} of rank {rank_b} do not reach each other{why}", a.device, b.device)
+        }
     }
 }
 
@@ -231,10 +238,11 @@ pub(crate) fn choose(adapter: &Adapter, group: &mut Group, peers: &[usize], want
         let (first, second) = (rank.min(peer), rank.max(peer));
         let (a, b) = (&offers[first], &offers[second]);
         let way = between(a, b, Near::of(group, first, second), wanted).map_err(|why| {
-            let (a_is, b_is) = (group.member(first), group.member(second));
+            let members = (group.member(first), group.member(second));
+            let no_hardware = why_no_hardware(a, b, members, wanted);
             Error::invalid(format!(
-                "ranks {a_is} ({}) and {b_is} ({}) share neither memory nor a kind of hardware; {why}",
-                a.device, b.device
+                "ranks {} ({}) and {} ({}) share neither memory nor hardware ({no_hardware}); {why}",
+                members.0, a.device, members.1, b.device
             ))
         })?;
         ways.to[peer] = Some(way);
@@ -243,7 +251,7 @@ pub(crate) fn choose(adapter: &Adapter, group: &mut Group, peers: &[usize], want
             summary.pairs += 1;
             summary.tcp += usize::from(way.is_tcp);
         }
-        if way.is_tcp && summary.why.is_none() {
+        if (way.is_tcp || way.is_fallback) && summary.why.is_none() {
             let members = (group.member(first), group.member(second));
             summary.why = Some(why_no_hardware(a, b, members, wanted).into());
         }
@@ -280,15 +288,14 @@ fn tell(ways: &Ways, group: &Group, offers: &[Offer]) {
 mod tests {
     use super::*;
 
-    const ROCE: Kind = Kind { transport: 0, link_layer: 2 };
-    const INFINIBAND: Kind = Kind { transport: 0, link_layer: 1 };
-    const IWARP: Kind = Kind { transport: 1, link_layer: 2 };
+    use crate::network::tests::{INFINIBAND, IWARP, ROCE};
+
     const DEVICES: Way = Way { is_fallback: false, is_tcp: false };
     const SOFT: Way = Way { is_fallback: true, is_tcp: false };
     const TCP: Way = Way { is_fallback: false, is_tcp: true };
     const FALLBACK: Way = Way { is_fallback: true, is_tcp: true };
 
-    fn offer(hardware: Option<Kind>, address: Option<&str>) -> Offer {
+    fn offer(hardware: Option<Port>, address: Option<&str>) -> Offer {
         let tcp = address.map(|address| Listening { address: address.parse().unwrap(), key: "aa".into() });
         Offer { device: "d:1".into(), hardware, uid: 1, tcp }
     }
@@ -301,6 +308,10 @@ mod tests {
         for (a, b, near, wanted, expected) in [
             // Hardware of one kind, whatever else there is.
             (offer(Some(ROCE), None), offer(Some(ROCE), None), apart, Auto, Some(DEVICES)),
+            // Hardware of one kind on two networks.
+            (offer(Some(INFINIBAND), at_1), offer(Some(INFINIBAND.on(7)), at_2), apart, Auto, Some(FALLBACK)),
+            (offer(Some(INFINIBAND), None), offer(Some(INFINIBAND.on(7)), None), apart, Auto, None),
+            (offer(Some(INFINIBAND.on(7)), None), offer(Some(INFINIBAND.on(7)), None), apart, Auto, Some(DEVICES)),
             (offer(Some(ROCE), at_1), offer(Some(ROCE), at_2), apart, Auto, Some(DEVICES)),
             (offer(Some(IWARP), at_1), offer(Some(IWARP), at_2), together, Verbs, Some(DEVICES)),
             // Unless TCP is asked for.
@@ -322,6 +333,9 @@ mod tests {
             (offer(None, at_1), offer(None, at_2), together, Auto, Some(TCP)),
             (offer(None, at_1), offer(None, at_1), together, Auto, Some(DEVICES)),
             (offer(None, at_1), offer(None, at_1), together, Tcp, Some(DEVICES)),
+            // One rank listens, at an address that the other takes for its host's, or does not.
+            (offer(None, at_1), offer(None, None), together, Auto, Some(DEVICES)),
+            (offer(None, Some("127.0.0.1:1")), offer(None, None), together, Auto, None),
             // Addresses that do not fit each other.
             (offer(None, at_1), offer(None, Some("10.0.0.2:4792")), apart, Auto, None),
             (offer(None, at_1), offer(None, Some("[fd00::1]:4791")), apart, Auto, None),
@@ -364,7 +378,8 @@ mod tests {
         let why = |a, b, wanted| why_no_hardware(a, b, (2, 5), wanted);
         assert_eq!(why(&roce, &none, Transport::Auto), "rank 5 has no hardware");
         assert_eq!(why(&none, &none, Transport::Auto), "rank 2 has no hardware");
-        assert_eq!(why(&roce, &ib, Transport::Auto), "d:1 of rank 2 and d:1 of rank 5 do not reach each other");
+        let apart = "d:1 of rank 2 and d:1 of rank 5 do not reach each other";
+        assert_eq!(why(&roce, &ib, Transport::Auto), format!("{apart} (they are RoCE and InfiniBand)"));
         assert_eq!(why(&roce, &ib, Transport::Tcp), "as asked");
     }
 }

@@ -469,12 +469,12 @@ impl Error {
             (_, ErrorKind::Rejected(RejectReason::STALE_CONNECTION)) => "try again, or with a new queue pair",
             (_, ErrorKind::NoRoute) => {
                 "check that the address is an RDMA device's, that there is a route to it, and that it answers on this network; \
-                 soft0 has the addresses of its own network namespace only"
+                 soft0 leads to other hosts and containers if RDMA_SOFT_TCP is set at both ends"
             }
             (_, ErrorKind::AddressInUse) => "take another port (0 takes a free one), or allow reuse before binding",
             (_, ErrorKind::NotListening) => {
                 "start the server first, and check address, port and port space; \
-                 soft0 reaches the processes of one user in one container"
+                 soft0 reaches processes of other users, containers and hosts if RDMA_SOFT_TCP is set at both ends"
             }
             (Verb::InitQpAttr | Verb::Connect | Verb::Accept | Verb::Establish, ErrorKind::WrongDevice(_)) => {
                 "make the queue pair on the context that the request or the id tells"

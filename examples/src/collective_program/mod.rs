@@ -138,7 +138,7 @@ fn connect(
         TensorPlace::Host => args.device.clone(),
         TensorPlace::Gpu | TensorPlace::GpuStaged => args.device.clone().near_gpu(group.position_on_host()),
     };
-    device.listen(args.transport, args.placement.hands_out_key(), group)?;
+    device.listen(args.transport, args.placement.key.hands_out(), group)?;
     let chosen = device.open_rails(settings.rails, group)?;
     let cores = placement::bind(group, args.placement.bind)?;
     if is_first {

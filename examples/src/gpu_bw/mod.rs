@@ -60,7 +60,7 @@ trait End {
 /// # Errors
 /// If either side fails, or a message arrives with wrong contents.
 pub fn run(gpu: &Gpu, local: &SideOptions, options: &Options, group: &mut Group) -> Result<(), Failure> {
-    let chosen = local.side.device().near(gpu).open_together(group)?;
+    let chosen = local.side.device().near(gpu).open_pair(local.side.key, group)?;
     let _cores = placement::bind(group, local.side.bind)?;
     let is_client = group.rank() == 1;
     // The two sides of one launcher share a terminal.

@@ -31,7 +31,7 @@ use report_options::ReportOptions;
 /// # Errors
 /// If either side fails.
 pub fn run(local: &LocalOptions, wanted: &ReportOptions, options: &Options, group: &mut Group) -> Result<(), Failure> {
-    let chosen = local.device().open_together(group)?;
+    let chosen = local.device().open_pair(local.key, group)?;
     let cores = placement::bind(group, local.bind)?;
     let is_client = group.rank() == 1;
     // The launcher's two processes share one output, where one line is enough.

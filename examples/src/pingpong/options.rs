@@ -10,7 +10,7 @@ use crate::Failure;
 use crate::cli::{self, Size};
 use crate::connect::ConnectionOptions;
 use crate::device::{Chosen, DeviceOptions, PathOptions};
-use crate::placement::{self, Bind, JobOption};
+use crate::placement::{self, Bind, JobOption, KeyOption};
 use crate::refused::RefusedOptions;
 use rdma_collectives::bootstrap::{self, Place, Roles};
 use rdma_collectives::connect::Method;
@@ -96,7 +96,7 @@ pub struct Sides {
     /// The server's address; without it, both processes are started here
     #[arg(value_name = "HOST[:PORT]", conflicts_with = "server")]
     pub connect: Option<String>,
-    /// Wait for a client on this address (default: on all)
+    /// Wait for a client on this address (default: on all of IPv4)
     #[arg(long, value_name = "ADDRESS[:PORT]", num_args = 0..=1, default_missing_value = "0.0.0.0")]
     pub server: Option<String>,
     /// Port of the server's socket
@@ -157,6 +157,9 @@ pub struct LocalOptions {
     #[arg(long, value_parser = cli::one_of::<Bind>(), default_value_t = Bind::Auto)]
     #[arg(help_heading = cli::JOB, hide_short_help = true)]
     pub bind: Bind,
+    /// Who makes the key for TCP between hosts.
+    #[command(flatten)]
+    pub key: KeyOption,
     /// Print one JSON object instead of tables
     #[arg(short = 'J', long)]
     #[arg(help_heading = cli::OUTPUT)]

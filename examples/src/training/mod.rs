@@ -84,7 +84,7 @@ fn rank(args: &Args, planner: Planner, group: &mut Group) -> Result<(), Failure>
     let json = group.agree("the file of the report", json)?;
     let (is_first, stdout_taken) = (group.rank() == 0, args.json.is_printed());
     let mut device = args.device.clone();
-    device.listen(args.transport, args.placement.hands_out_key(), group)?;
+    device.listen(args.transport, args.placement.key.hands_out(), group)?;
     let chosen = device.open_together(group)?;
     let cores = placement::bind(group, args.placement.bind)?;
     if is_first {

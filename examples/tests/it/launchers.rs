@@ -14,7 +14,7 @@ use crate::common::*;
 const SMALL: [&str; 7] = ["--json", "--max", "4K", "-f", "8", "-n", "2"];
 
 /// Starts a rank for each environment, in the given order, and returns their outputs.
-fn ranks(name: &str, args: &[&str], environments: &[Vec<(&str, String)>]) -> Vec<Output> {
+pub(crate) fn ranks(name: &str, args: &[&str], environments: &[Vec<(&str, String)>]) -> Vec<Output> {
     let start = |environment: &Vec<(&str, String)>| {
         let mut command = program(name);
         command.args(args);
@@ -48,11 +48,11 @@ fn is_right(out: &str, ranks: usize) {
 }
 
 /// A job number that no other job on this machine has; the port is derived from it.
-fn job(test: u32) -> String {
+pub(crate) fn job(test: u32) -> String {
     (u64::from(std::process::id()) * 100 + u64::from(test)).to_string()
 }
 
-fn set(
+pub(crate) fn set(
     rank: usize,
     world: usize,
     names: (&'static str, &'static str),

@@ -19,6 +19,7 @@ mod in_network;
 mod interruptions;
 mod kv;
 mod launchers;
+mod launchers_tcp;
 mod metrics;
 mod pairs;
 mod pingpong;

@@ -15,7 +15,7 @@ use crate::common::*;
 const FEW: [&str; 10] = ["-n", "2", "-w", "1", "-b", "36", "-e", "1M", "-f", "160"];
 
 /// Checks that no value of a report is wrong, and returns its transport.
-fn transport(name: &str, output: &Output) -> String {
+pub(crate) fn transport(name: &str, output: &Output) -> String {
     assert!(output.status.success(), "{name}: {}", text(&output.stderr));
     let report: Value = serde_json::from_str(&text(&output.stdout)).unwrap();
     let rows = report["results"].as_array().unwrap();
@@ -51,7 +51,7 @@ fn every_collective_is_right_over_tcp() {
 }
 
 /// A folder with a key.
-fn key() -> (TempDir, String) {
+pub(crate) fn key() -> (TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("job.key");
     fs::write(&path, "a key of the tests, which nobody else needs to guess").unwrap();
@@ -61,12 +61,12 @@ fn key() -> (TempDir, String) {
 }
 
 /// A loopback address of a rank, which no other test and no other process of these tests takes.
-fn address(test: u8, rank: usize) -> String {
+pub(crate) fn address(test: u8, rank: usize) -> String {
     let pid = std::process::id();
     format!("127.{}.{}.{}", 128 + usize::from(test) * 8 + rank, pid >> 8 & 255, pid & 255)
 }
 
-type Variables = Vec<(&'static str, String)>;
+pub(crate) type Variables = Vec<(&'static str, String)>;
 
 /// Starts a rank on each of the hosts named, with variables of its own.
 fn start_on(hosts: &[&str], args: &[&str], variables: impl Fn(usize) -> Variables) -> Vec<Child> {
@@ -142,4 +142,86 @@ fn a_rank_that_dies_is_named_over_tcp() {
     send(Signal::SIGKILL, pids[1]);
     let said = text(&end(job).stderr);
     assert!(said.contains("rank ") && said.contains("signal 9"), "{said}");
+}
+
+/// The two sides of a program, each with variables of its own.
+fn pair(name: &str, args: &[&str], variables: impl Fn(usize) -> Variables) -> [Output; 2] {
+    let root = free_address(55);
+    let start = |rank: usize, side: &[&str]| {
+        let mut command = program(name);
+        command.args(side).args(args).envs(variables(rank)).spawn().unwrap()
+    };
+    [start(0, &["--server", &root]), start(1, &[&root])].map(finish)
+}
+
+fn device_of(outputs: &[Output; 2]) -> String {
+    for output in outputs {
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    }
+    let report: Value = serde_json::from_str(&text(&outputs[1].stdout)).unwrap();
+    report["device"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn pingpong_goes_over_tcp_with_the_key_of_a_file_or_of_the_server() {
+    let (_folder, key) = key();
+    let told = |rank| vec![("RDMA_SOFT_TCP", address(3, rank)), ("RDMA_SOFT_KEY", key.clone())];
+    for op in ["send", "write", "read", "atomic"] {
+        let size = if op == "atomic" { "8" } else { "200K" };
+        let outputs = pair("pingpong", &["--json", "-n", "20", "--op", op, "--size", size, "--check"], told);
+        let device = device_of(&outputs);
+        assert!(device.ends_with("; over TCP: rank 0 has no hardware"), "{device}");
+    }
+    let addresses = |rank| vec![("RDMA_SOFT_TCP", address(4, rank))];
+    let outputs = pair("pingpong", &["--json", "-n", "20", "--size", "64", "--job-key"], addresses);
+    assert!(device_of(&outputs).contains("over TCP"));
+    assert!(text(&outputs[0].stderr).contains("rank 0 hands out a key"), "{}", text(&outputs[0].stderr));
+}
+
+#[test]
+fn both_sides_of_pingpong_say_what_keeps_them_apart() {
+    let (_folder, key) = key();
+    let alone = |rank| match rank {
+        0 => vec![("RDMA_SOFT_TCP", address(5, rank)), ("RDMA_SOFT_KEY", key.clone())],
+        _ => Vec::new(),
+    };
+    for output in pair("pingpong", &["-n", "20"], alone) {
+        has_failed("one listens", &output, "for which both have to listen, and the second does not: set RDMA_SOFT_TCP");
+    }
+    let without = |rank| vec![("RDMA_SOFT_TCP", address(5, rank))];
+    for output in pair("pingpong", &["-n", "20"], without) {
+        has_failed("no key", &output, "has no key: set RDMA_SOFT_KEY at every rank");
+    }
+}
+
+/// Each rank listens for requests at the address at which it listens for other hosts: no other
+/// address of it is reached from there.
+#[test]
+fn the_connection_manager_connects_ranks_of_several_hosts() {
+    let (_folder, key) = key();
+    let told = |rank| vec![("RDMA_SOFT_TCP", address(11, rank)), ("RDMA_SOFT_KEY", key.clone())];
+    let args = [&["--cm", "--json"], &FEW[..]].concat();
+    assert_eq!(transport("three hosts", &run_on(&["a", "b", "c"], &args, told)[0]), "tcp");
+    assert_eq!(transport("two and one", &run_on(&["a", "a", "b"], &args, told)[0]), "mixed");
+    // Without addresses of the environment, each rank has one of its own.
+    let forced = run("all_reduce", &[&["--ranks", "3", "--transport", "tcp"], &args[..]].concat());
+    assert_eq!(transport("one host", &forced), "tcp");
+    let table = ["--cm", "--size", "64", "-n", "20", "--test", "lat"];
+    let outputs = pair("pingpong", &table, told);
+    assert!(outputs.iter().all(|output| output.status.success()), "{}", text(&outputs[1].stderr));
+    let (out, local, remote) = (text(&outputs[1].stdout), address(11, 1), address(11, 0));
+    assert!(out.contains(&format!("local address: {local}:")), "{out}");
+    assert!(out.contains(&format!("remote address: {remote}:")), "{out}");
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn gpu_bw_goes_over_tcp() {
+    let library = rdma_cuda_stand_in::path().to_str().unwrap().to_owned();
+    let told = |rank| vec![("RDMA_SOFT_TCP", address(6, rank)), ("RDMA_LIBCUDA_PATH", library.clone())];
+    let args = ["--json", "--job-key", "--min", "4K", "--max", "64K", "-n", "40"];
+    let outputs = pair("gpu_bw", &args, told);
+    assert!(device_of(&outputs).contains("over TCP"));
+    let report: Value = serde_json::from_str(&text(&outputs[1].stdout)).unwrap();
+    assert!(report["results"].as_array().unwrap().iter().all(|memory| memory["bandwidth"].is_array()), "{report}");
 }

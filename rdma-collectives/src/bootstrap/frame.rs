@@ -15,7 +15,7 @@ use crate::text::PeerText;
 /// The first bytes of every connection.
 pub(super) const MAGIC: [u8; 8] = *b"rdma-job";
 /// Version of the protocol; changes with the frames and with the values that the programs exchange.
-pub(super) const VERSION: u32 = 9;
+pub(super) const VERSION: u32 = 10;
 /// Largest first frame of a connection, whose sender is still unknown.
 pub(super) const MAX_HELLO: usize = 16 << 10;
 /// Bytes of a frame for each rank of the job, of whose values a frame consists: the addresses of

@@ -19,6 +19,8 @@ pub(super) struct HostId {
     /// The pid namespace. Processes of a machine share memory if both namespaces are the same: each
     /// container has its own.
     processes: String,
+    /// The user namespace, whose processes may read each other's memory if they are of one user.
+    users: String,
     /// The name that the environment gives to the host.
     name: Option<String>,
     /// The name of the host in messages.
@@ -31,8 +33,8 @@ impl HostId {
     pub(super) fn own() -> Self {
         let name = env::var_os(VARIABLE).map(|name| name.to_string_lossy().trim().to_owned());
         let name = name.filter(|name| !name.is_empty());
-        let (network, processes) = (namespace("net"), namespace("pid"));
-        Self { machine: machine(), network, processes, label: name.clone().unwrap_or_else(hostname), name }
+        let [network, processes, users] = ["net", "pid", "user"].map(namespace);
+        Self { machine: machine(), network, processes, users, label: name.clone().unwrap_or_else(hostname), name }
     }
 
     /// The name of the host in messages.
@@ -49,6 +51,12 @@ impl HostId {
     /// Whether both are one machine and have the same namespaces, whatever the environment says.
     pub(super) fn is_same_space(&self, other: &Self) -> bool {
         self.is_same_network(other) && self.processes == other.processes
+    }
+
+    /// Whether both are one machine and have the same user namespace, so that numbers of users mean
+    /// the same.
+    pub(super) fn has_same_users(&self, other: &Self) -> bool {
+        self.is_same_machine(other) && self.users == other.users
     }
 
     /// Whether both are one machine and have the same network namespace.
@@ -86,6 +94,7 @@ mod tests {
             machine: machine.to_owned(),
             network: String::new(),
             processes: String::new(),
+            users: String::new(),
             name: name.map(str::to_owned),
             label: String::new(),
         };
@@ -105,5 +114,10 @@ mod tests {
         assert!(!own.is_same_space(&other) && !own.is_same_network(&other));
         let other = HostId { processes: "pid:[1]".to_owned(), ..own.clone() };
         assert!(!own.is(&other) && !own.is_same_space(&other) && own.is_same_network(&other));
+        // Files that are passed by sockets are memory of both; the memory of processes is not.
+        let other = HostId { users: "user:[1]".to_owned(), ..own.clone() };
+        assert!(own.is(&other) && own.is_same_space(&other));
+        assert!(!own.has_same_users(&other) && own.has_same_users(&own));
+        assert!(own.users.starts_with("user:["), "{own:?}");
     }
 }

@@ -220,6 +220,12 @@ impl Group {
         host(rank).zip(host(with)).is_some_and(|(host, other)| host.is_same_network(other))
     }
 
+    /// Whether two ranks are on one machine and in the same user namespace there.
+    pub(crate) fn has_same_users(&self, rank: usize, with: usize) -> bool {
+        let host = |rank: usize| self.hosts.get(rank);
+        host(rank).zip(host(with)).is_some_and(|(host, other)| host.has_same_users(other))
+    }
+
     /// This host's address on the way to rank 0, or rank 0's on the way to the others; `None` if
     /// they have met by Unix sockets.
     #[cfg_attr(not(feature = "soft"), expect(dead_code, reason = "only the software device listens for other hosts"))]

@@ -237,6 +237,29 @@ fn ranks_with_different_hardware_do_every_operation() {
     }
 }
 
+/// What programs of two processes ask, which use verbs alone.
+#[test]
+fn ranks_ask_for_their_route_without_shared_memory() {
+    for (kinds, is_fallback, why) in [
+        ([None, None], false, None),
+        ([Some(1), Some(1)], false, None),
+        ([Some(1), None], true, Some("rank 1 has no hardware")),
+        (
+            [Some(2), Some(1)],
+            true,
+            Some("soft0:1 of rank 0 and soft0:1 of rank 1 do not reach each other (they are RoCE and InfiniBand)"),
+        ),
+    ] {
+        let terms = Terms::new("test", &(), Roles::Ranks, crate::testing::LONG);
+        let routes = run_threads(2, &terms, |group| {
+            PRETENDED.set(kinds[group.rank()]);
+            crate::tcp::route(&crate::testing::soft0(), group)
+        });
+        let expected = crate::tcp::Route { is_fallback, is_tcp: false, why: why.map(str::to_owned) };
+        assert_eq!(routes.unwrap(), [expected.clone(), expected], "{kinds:?}");
+    }
+}
+
 #[test]
 fn memory_that_does_not_fit_is_refused() {
     ranks(2, Transport::Auto, |mut comm, _| {

@@ -86,9 +86,9 @@ impl Wanted {
     fn address(self, adapter: &Adapter) -> Result<IpAddr, Error> {
         match self.address {
             None => address::of_device(adapter),
-            Some(ip) => address::leads_to(&adapter.context, ip)
-                .map(|()| ip)
-                .map_err(|error| error.context(format_args!("the address {ip} for the connection manager"))),
+            Some(ip) => address::leads_to(&adapter.context, ip).map(|()| ip).map_err(|error| {
+                Error::from(error).context(format_args!("the address {ip} for the connection manager"))
+            }),
         }
     }
 }

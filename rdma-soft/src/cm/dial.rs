@@ -103,6 +103,7 @@ impl State {
                 let errno = match error {
                     HelloError::System(error) => error.errno as i32,
                     HelloError::Proof | HelloError::Unconfirmed => libc::EACCES,
+                    HelloError::Busy => libc::ETIMEDOUT,
                     _ => libc::EPROTO,
                 };
                 self.step(call.key, |machine, out| machine.on_unreachable(errno, out));

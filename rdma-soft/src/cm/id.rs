@@ -4,6 +4,7 @@
 //! of its events. The id exists until that event is acknowledged, because destroying the id waits.
 
 use std::ffi::c_void;
+use std::net::SocketAddr;
 use std::ptr;
 use std::sync::{Arc, MutexGuard};
 
@@ -118,12 +119,7 @@ impl Object<rdma_cm_id> {
     pub(super) fn show_addresses(&self) -> Result<(), Errno> {
         let (local, peer, is_far, on_device) =
             self.with_entry(|entry| Ok((entry.local, entry.peer, entry.is_far, entry.is_on_device())))?;
-        if let Some(local) = local {
-            set_field!(self, route.addr.__bindgen_anon_1.src_storage, address::storage(local));
-        }
-        if let Some(peer) = peer {
-            set_field!(self, route.addr.__bindgen_anon_2.dst_storage, address::storage(peer));
-        }
+        self.set_ends(local, peer);
         if let Some(local) = local.filter(|_| on_device) {
             let mut inner = self.lock();
             if inner.device.is_none() {
@@ -139,6 +135,22 @@ impl Object<rdma_cm_id> {
             set_field!(self, route.addr.addr.ibaddr.pkey, PKEY.to_be());
         }
         Ok(())
+    }
+
+    /// Writes the id's addresses, and nothing of the device.
+    pub(super) fn show_ends(&self) -> Result<(), Errno> {
+        let (local, peer) = self.with_entry(|entry| Ok((entry.local, entry.peer)))?;
+        self.set_ends(local, peer);
+        Ok(())
+    }
+
+    fn set_ends(&self, local: Option<SocketAddr>, peer: Option<SocketAddr>) {
+        if let Some(local) = local {
+            set_field!(self, route.addr.__bindgen_anon_1.src_storage, address::storage(local));
+        }
+        if let Some(peer) = peer {
+            set_field!(self, route.addr.__bindgen_anon_2.dst_storage, address::storage(peer));
+        }
     }
 
     /// Writes the path to the peer to `route.path_rec`.

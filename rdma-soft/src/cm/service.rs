@@ -37,8 +37,9 @@ use crate::threads;
 
 /// Most packets received from one socket, or connections accepted from one listener, in one turn.
 const TURN: usize = 32;
-/// Most connections without a request; a new one replaces the oldest.
-const MAX_SILENT: usize = 256;
+/// Most connections without a request, and most that this side has ended; a new one replaces the
+/// oldest of its kind.
+const MAX_SILENT: usize = if cfg!(test) { 8 } else { 256 };
 /// Time in which a connection must send its request; nanoseconds.
 const SILENCE: u64 = 10_000_000_000;
 /// Limit of the callers of other hosts that are proving that they hold the key: more than may be
@@ -181,11 +182,14 @@ impl State {
         Some(silent)
     }
 
-    /// Keeps a connection without an id for some time, in the place of the oldest if there are too
-    /// many. Returns its key.
+    /// Keeps a connection without an id for some time, in the place of the oldest of its kind if
+    /// there are too many. Returns its key.
     fn keep_silent(&mut self, listener: Option<u64>, transport: Transport, time: u64) -> Option<u64> {
-        if self.silent.len() >= MAX_SILENT {
-            let oldest = self.silent.first_key_value().map(|(key, _)| *key);
+        // The two kinds must not push each other out: strangers make the first, this process's own
+        // ids the second.
+        let alike = |silent: &Silent| silent.listener.is_some() == listener.is_some();
+        if self.silent.values().filter(|silent| alike(silent)).count() >= MAX_SILENT {
+            let oldest = self.silent.iter().find(|(_, silent)| alike(silent)).map(|(key, _)| *key);
             drop(oldest.and_then(|oldest| self.end_silent(oldest)));
         }
         let (new, deadline) = (self.new_key(), now().after(time));
@@ -343,7 +347,8 @@ impl State {
         let port = (listener.space, listener.local.map_or(0, |local| local.port()));
         let is_full = Arc::strong_count(&self.callers) > MAX_CALLERS;
         match call {
-            Ok(call) if call.port() == port && !is_full => {
+            Ok(call) if call.port() == port && is_full => call.put_off(),
+            Ok(call) if call.port() == port => {
                 let counted = Arc::clone(&self.callers);
                 call.meet(queued, move |caller| {
                     drop(counted);
@@ -352,7 +357,7 @@ impl State {
                     }
                 });
             }
-            _ => log!(DEBUG, is_full, "soft0: a call of another host that is none"),
+            _ => log!(DEBUG, "soft0: a call of another host that is none"),
         }
     }
 
@@ -456,4 +461,33 @@ pub(super) fn end_channel(channel: &Arc<Channel>) -> Result<(), Errno> {
         }
     });
     Ok(())
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_that_are_awaited_and_connections_that_end_push_only_their_own_kind_out() {
+        let service = Service::new().unwrap();
+        service.with(|state| {
+            let mut keep = |listener| {
+                let transport = Transport::Near(Socket::new().unwrap());
+                state.keep_silent(listener, transport, SILENCE).unwrap()
+            };
+            let (awaited, ends) = (keep(Some(7)), keep(None));
+            for _ in 1..MAX_SILENT {
+                keep(Some(7));
+                keep(None);
+            }
+            assert!(state.silent.contains_key(&awaited) && state.silent.contains_key(&ends));
+            for (listener, oldest, other) in [(Some(7), awaited, Some(ends)), (None, ends, None)] {
+                let transport = Transport::Near(Socket::new().unwrap());
+                state.keep_silent(listener, transport, SILENCE).unwrap();
+                assert!(!state.silent.contains_key(&oldest));
+                assert!(other.is_none_or(|other| state.silent.contains_key(&other)));
+            }
+            assert_eq!(state.silent.len(), 2 * MAX_SILENT);
+        });
+    }
 }

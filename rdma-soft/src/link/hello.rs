@@ -23,6 +23,10 @@
 //! words: nobody on the way can turn the encryption off. Two sides that want different things part
 //! after their proofs, so each can tell its user why.
 //!
+//! Whoever accepts a connection and has no place for its caller, or finds the called process full,
+//! says so in place of Second ([`tell_busy`]). Nothing proves that: it has the caller call again,
+//! for a time, and nothing else.
+//!
 //! A process may speak for a slot only if its host agrees: the acceptor asks the process with that
 //! slot, over a connection of its own to the opener's address (purpose [`Purpose::Confirm`]),
 //! whether it is opening a connection with that nonce. A connection between two connection managers
@@ -138,6 +142,8 @@ pub(crate) enum HelloError {
     Proof,
     #[error("the peer does not keep to the protocol")]
     Malformed,
+    #[error("the host is there, but has had no time for this call: too many others call it")]
+    Busy,
     #[error("no process of that host has that number or listens at that port, or the host does not let us in")]
     Nobody,
     #[error("the process at the peer's address is not the one that has connected")]
@@ -165,9 +171,11 @@ impl HelloError {
     pub(crate) fn is_silence(&self) -> bool {
         match self {
             Self::Nobody => true,
-            Self::System(error) => {
-                matches!(error.errno, Errno::ETIMEDOUT | Errno::ECONNRESET | Errno::ECONNABORTED | Errno::EPIPE)
-            }
+            Self::System(error) => matches!(
+                error.errno,
+                // The last is of a socket that is asked for its peer after a reset.
+                Errno::ETIMEDOUT | Errno::ECONNRESET | Errno::ECONNABORTED | Errno::EPIPE | Errno::ENOTCONN
+            ),
             _ => false,
         }
     }
@@ -222,6 +230,11 @@ impl Reader<'_> {
         Slot(self.number())
     }
 
+    /// Whether the next number is this one, which is not taken.
+    fn has_number(&self, number: u16) -> bool {
+        self.0.starts_with(&number.to_le_bytes())
+    }
+
     fn protection(&mut self) -> Result<Protection, HelloError> {
         let protections = [Protection::None, Protection::Tls];
         let code = self.number();
@@ -239,6 +252,9 @@ impl Reader<'_> {
         }
     }
 }
+
+/// The protection in the message of [`tell_busy`].
+const BUSY: u16 = u16::MAX;
 
 const fn protection_code(protection: Protection) -> u16 {
     match protection {
@@ -325,9 +341,9 @@ impl Incoming {
             _ => Ok(None),
         };
         if let Err(HelloError::Version(_)) = first {
-            let us = Identity { slot: Slot(0), instance: [0; 16] };
+            let none = protection_code(Protection::None);
             // The stranger may have hung up.
-            let _told: os::Result<()> = socket.write_all(&second(us, Protection::None, &[0; NONCE]), Instant::now());
+            let _told: os::Result<()> = socket.write_all(&second(NOBODY, none, &[0; NONCE]), Instant::now());
         }
         first
     }
@@ -349,13 +365,22 @@ fn port_of(subject: &Nonce) -> Option<(Space, u16)> {
     (port != 0 && *subject == port_subject(space, port)).then_some((space, port))
 }
 
-fn second(us: Identity, protection: Protection, nonce: &Nonce) -> [u8; SECOND] {
+/// The sender of a message in which no process speaks for itself.
+const NOBODY: Identity = Identity { slot: Slot(0), instance: [0; 16] };
+
+/// Tells a caller to which nothing was said yet that it must call again. Never waits.
+pub(crate) fn tell_busy(socket: &Tcp) {
+    // The caller may have hung up.
+    let _told: os::Result<()> = socket.write_all(&second(NOBODY, BUSY, &[0; NONCE]), Instant::now());
+}
+
+fn second(us: Identity, protection: u16, nonce: &Nonce) -> [u8; SECOND] {
     let mut bytes = [0; SECOND];
     let mut to = Writer(&mut bytes, 0);
     to.put(&MAGIC);
     to.put(&VERSION.to_le_bytes());
     to.put(&us.slot.0.to_le_bytes());
-    to.put(&protection_code(protection).to_le_bytes());
+    to.put(&protection.to_le_bytes());
     to.put(&us.instance);
     to.put(nonce);
     bytes
@@ -442,6 +467,9 @@ pub(crate) fn open(
     let mut from = Reader(&message);
     from.check()?;
     let acceptor = from.slot();
+    if from.has_number(BUSY) {
+        return Err(HelloError::Busy);
+    }
     let protection = from.protection()?;
     let acceptor = Identity { slot: acceptor, instance: from.take() };
     let transcript = Transcript { key, route: route.bytes(), first: first.bytes(), second: message };
@@ -476,7 +504,7 @@ pub(crate) fn accept(
     deadline: Instant,
     decide: impl FnOnce() -> Result<Answer, HelloError>,
 ) -> Result<(Answer, Option<Records>), HelloError> {
-    let message = second(us, protection, &os::random()?);
+    let message = second(us, protection_code(protection), &os::random()?);
     let transcript = Transcript { key, route: route.bytes(), first: first.bytes(), second: message };
     socket.write_all(&message, deadline)?;
     socket.write_all(&transcript.prove(SECOND_PROOF, &[0]), deadline)?;

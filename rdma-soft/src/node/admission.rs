@@ -22,7 +22,7 @@ use nix::errno::Errno;
 use super::callers;
 use super::device::Node;
 use super::ports;
-use super::remote::{CALLER, DOOR, Remote, Stranger};
+use super::remote::{CALLER, DOOR, Remote, Stage, Stranger};
 use crate::engine::Slot;
 use crate::link::handshake;
 use crate::link::hello::{self, First, HelloError, Incoming, Purpose};
@@ -81,6 +81,8 @@ struct Admission {
     next_number: u64,
     /// Callers wait in the kernel's queue.
     has_callers: bool,
+    /// The event loop watches the listening socket.
+    is_watching: bool,
 }
 
 /// Starts the thread, if this process listens for other hosts.
@@ -93,6 +95,7 @@ pub(super) fn start(node: &'static Node) -> os::Result<()> {
         untaken: BTreeMap::new(),
         next_number: FIRST_NUMBER,
         has_callers: false,
+        is_watching: true,
     };
     threads::spawn_loop("rdma-soft-callers", move || admission.turn())
 }
@@ -102,6 +105,7 @@ impl Admission {
         self.end_late(Instant::now());
         self.offer_again();
         self.accept();
+        self.watch_listener();
         let wait = self.wakes_at().map(|at| {
             // Rounded up: a wait of less than a millisecond would spin.
             at.saturating_duration_since(Instant::now()) + Duration::from_millis(1)
@@ -132,11 +136,7 @@ impl Admission {
         while self.has_callers && self.remote.has_room_at() <= Instant::now() {
             match self.remote.shared.listener.accept() {
                 Ok(socket) => self.enter(Stranger::new(self.remote, Arc::new(socket))),
-                Err(os::Error { errno: Errno::EAGAIN, .. }) => {
-                    self.has_callers = false;
-                    let rearmed = self.remote.event_loop.rearm(&self.remote.shared.listener, CALLER);
-                    debug_assert!(rearmed.is_ok(), "a listener that is not watched");
-                }
+                Err(os::Error { errno: Errno::EAGAIN, .. }) => self.has_callers = false,
                 // The caller has gone.
                 Err(os::Error { errno: Errno::ECONNABORTED | Errno::EINTR, .. }) => {}
                 Err(error) => {
@@ -148,6 +148,23 @@ impl Admission {
                 }
             }
         }
+    }
+
+    /// Watches the listening socket unless callers must wait for places here. Of the processes that
+    /// watch the socket and sleep, the kernel wakes one for each caller, so those that come
+    /// meanwhile reach the others.
+    fn watch_listener(&mut self) {
+        let (event_loop, listener) = (&self.remote.event_loop, &self.remote.shared.listener);
+        match (self.has_callers, self.is_watching) {
+            (true, true) => event_loop.forget(listener),
+            (false, false) if event_loop.watch_shared(listener, CALLER).is_err() => {
+                // The kernel is out of memory: the next turn tries again.
+                self.has_callers = true;
+                return sleep(LONG_PAUSE);
+            }
+            _ => {}
+        }
+        self.is_watching = !self.has_callers;
     }
 
     fn enter(&mut self, stranger: Stranger) {
@@ -190,15 +207,19 @@ impl Admission {
         if self.node.lock().slots().contains(&first.target) {
             return callers::meet_in_thread(self.node, self.remote, stranger, first, deadline);
         }
+        // From now on the other process may answer the stranger.
+        self.remote.goes_on(&stranger, Stage::Given);
         let step = match self.give(&stranger, &first, deadline) {
             Ok(Some(process)) => {
                 if let Err(error) = self.remote.event_loop.watch(&process, number) {
                     return self.remote.refused(&error.into());
                 }
-                self.remote.has_given(&stranger);
                 Step::Given(callee(&first), process)
             }
-            Ok(None) => Step::Queued(first),
+            Ok(None) => {
+                self.remote.goes_on(&stranger, Stage::Unanswered);
+                Step::Queued(first)
+            }
             Err(error) => return self.remote.refused(&error),
         };
         self.places.insert(number, Place { stranger, deadline, step });
@@ -260,6 +281,10 @@ impl Admission {
                 }
             } else {
                 self.remote.event_loop.forget(&place.stranger.socket);
+            }
+            // Whom the stranger calls has had no time for it.
+            if !matches!(place.step, Step::Silent(_)) {
+                hello::tell_busy(&place.stranger.socket);
             }
             // Also for a process that takes the connection later.
             place.stranger.socket.shut_down();

@@ -49,6 +49,7 @@ fn take_turn(node: &'static Node, polls_before: &mut u64, is_rung: bool) -> (Opt
         let mut state = node.lock();
         state.begin_agent_turn();
         let more = state.work_for_agent();
+        let care = state.look_after_streams();
         let lookups = core::mem::take(&mut state.lookups);
         let grants = core::mem::take(&mut state.grants);
         let unmapped = state.engine.take_unmapped();
@@ -56,7 +57,7 @@ fn take_turn(node: &'static Node, polls_before: &mut u64, is_rung: bool) -> (Opt
         // A peer that rings has noticed that the application no longer polls.
         let polling = polls != *polls_before && state.is_polled() && !is_rung;
         *polls_before = polls;
-        let wait = fall_asleep(&mut state, polling, more);
+        let wait = fall_asleep(&mut state, polling, more).or(care);
         (wait, state.may_nap(), state.end_agent_turn(), lookups, grants, unmapped)
     };
     wakers.into_iter().for_each(Waker::wake);

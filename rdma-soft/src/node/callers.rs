@@ -12,7 +12,8 @@ use nix::errno::Errno;
 
 use super::device::{Node, Who};
 use super::meeting::{Meeting, give_up};
-use super::remote::{Opening, Remote, Stranger};
+use super::remote::{Opening, Remote, Stage, Stranger};
+use super::state::State;
 use crate::engine::{Gid, PeerId, Slot};
 use crate::link::handshake::Answer;
 use crate::link::hello::{self, First, HelloError, Opened, Purpose, Route};
@@ -71,6 +72,7 @@ fn reach(node: &'static Node, remote: &Remote, host: HostUse, address: IpAddr, s
         let error = match open(node, remote, &mut host, address, peer) {
             Ok(true) => return Ok(()),
             Ok(false) => HelloError::System(os::Error { call: "the handshake", errno: Errno::ETIMEDOUT }),
+            Err(error @ HelloError::Busy) => error,
             Err(error) if error.is_silence() && calls < CALLS => {
                 calls += 1;
                 error
@@ -120,6 +122,7 @@ pub(super) fn meet_in_thread(
     first: First,
     deadline: Instant,
 ) {
+    remote.goes_on(&stranger, Stage::Answered);
     let started = thread::spawn("rdma-soft-call", move || {
         if let Err(error) = meet(node, remote, stranger, &first, deadline) {
             remote.refused(&error);
@@ -180,18 +183,23 @@ fn meet(
         if link.is_none() {
             return Ok(Answer::Busy);
         }
-        if !remote.is_confirmed(us, address, first)? {
-            return Err(HelloError::Unconfirmed);
-        }
         let held = remote.hold(address).ok_or(os::Error { call: "a number for the host", errno: Errno::ENOMEM })?;
         let peer = PeerId { host: held.id(), slot: first.opener.slot };
-        let (answer, ours) = Meeting::accept(
-            node,
-            Who::Far(peer),
-            // The link of an earlier process with the slot goes when the new one is added.
-            |state| state.stream_to(peer).is_some_and(|(_, stream)| stream.far.identity == first.opener),
-            |_| (remote.address.ip(), us.slot) < (address, peer.slot),
-        );
+        // The link of an earlier process with the slot goes when the new one is added.
+        let has_link =
+            |state: &State| state.stream_to(peer).is_some_and(|(_, stream)| stream.far.identity == first.opener);
+        let opens_first = |_: &State| (remote.address.ip(), us.slot) < (address, peer.slot);
+        // Half of all calls meet one in the other direction: the peer's host need not be asked.
+        if let Some(answer) = Meeting::refusal(node, Who::Far(peer), has_link, opens_first) {
+            return Ok(answer);
+        }
+        match remote.is_confirmed(us, address, first) {
+            Ok(true) => {}
+            Ok(false) => return Err(HelloError::Unconfirmed),
+            Err(HelloError::Busy) => return Ok(Answer::Busy),
+            Err(error) => return Err(error),
+        }
+        let (answer, ours) = Meeting::accept(node, Who::Far(peer), has_link, opens_first);
         (meeting, host) = (ours, Some(held));
         Ok(answer)
     };

@@ -1,5 +1,7 @@
 //! Handshakes under way, one at a time with each process.
 
+use std::collections::HashMap;
+
 use super::device::{Node, Part, Who};
 use super::state::State;
 use crate::engine::PeerId;
@@ -34,20 +36,21 @@ impl Meeting {
         opens_first: impl FnOnce(&State) -> bool,
     ) -> (Answer, Option<Self>) {
         let mut parts = node.meetings.parts.lock();
-        let state = node.lock();
-        if has_link(&state) {
-            return (Answer::Known, None);
-        }
-        let is_busy = match parts.get(&who) {
-            None => false,
-            Some(Part::Acceptor) => true,
-            Some(Part::Opener) => opens_first(&state),
-        };
-        if is_busy {
-            return (Answer::Busy, None);
+        if let Some(answer) = refusal(&parts, &node.lock(), who, has_link, opens_first) {
+            return (answer, None);
         }
         parts.insert(who, Part::Acceptor);
         (Answer::Welcome, Some(Self { node, who, part: Part::Acceptor }))
+    }
+
+    /// The answer that [`accept`](Self::accept) would give now, if it is not [`Answer::Welcome`].
+    pub(super) fn refusal(
+        node: &Node,
+        who: Who,
+        has_link: impl FnOnce(&State) -> bool,
+        opens_first: impl FnOnce(&State) -> bool,
+    ) -> Option<Answer> {
+        refusal(&node.meetings.parts.lock(), &node.lock(), who, has_link, opens_first)
     }
 }
 
@@ -58,6 +61,25 @@ impl Drop for Meeting {
             parts.remove(&self.who);
         }
     }
+}
+
+/// Why a process that requests a link does not get one now.
+fn refusal(
+    parts: &HashMap<Who, Part>,
+    state: &State,
+    who: Who,
+    has_link: impl FnOnce(&State) -> bool,
+    opens_first: impl FnOnce(&State) -> bool,
+) -> Option<Answer> {
+    if has_link(state) {
+        return Some(Answer::Known);
+    }
+    let is_busy = match parts.get(&who) {
+        None => false,
+        Some(Part::Acceptor) => true,
+        Some(Part::Opener) => opens_first(state),
+    };
+    is_busy.then_some(Answer::Busy)
 }
 
 /// Whether there is a link to a process.

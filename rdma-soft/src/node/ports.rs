@@ -7,6 +7,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -26,8 +27,12 @@ use crate::os::thread;
 
 /// Number of calls to a host that does not answer, and the limit of the time of each: whoever
 /// accepts one may die, or stand still.
-const CALLS: usize = 3;
+const CALLS: u32 = 3;
 const CALL: Duration = Duration::from_secs(4);
+/// Pause before a call to a host that has had no time for the last one, at first and at most.
+const PAUSE: Duration = Duration::from_millis(10);
+const MAX_PAUSE: Duration = Duration::from_millis(160);
+
 fn remote() -> Option<(&'static Node, &'static Remote)> {
     let node = Node::get().ok()?;
     Some((node, node.remote.as_ref()?))
@@ -44,6 +49,12 @@ pub(crate) fn source_for(address: IpAddr, is_here: bool) -> Option<IpAddr> {
     is_far.then_some(own)
 }
 
+/// Whether other hosts reach this process at an address of this family that is not loopback.
+pub(crate) fn has_address_like(address: &SocketAddr) -> bool {
+    let is_like = |own: IpAddr| own.is_ipv4() == address.is_ipv4() && !own.is_loopback();
+    remote().is_some_and(|(_, remote)| is_like(remote.address.ip()))
+}
+
 /// Connects to the listener of a port on another host.
 ///
 /// # Errors
@@ -53,7 +64,7 @@ pub(crate) fn call(space: Space, to: SocketAddr) -> Result<Packets, HelloError> 
     let off = || os::Error { call: "a call to another host", errno: Errno::ENETDOWN };
     let (node, remote) = remote().ok_or_else(off)?;
     let us = remote.identity(node.lock().slots()[0]);
-    let mut calls = 1;
+    let (mut calls, mut pause, deadline) = (1, PAUSE, Instant::now() + CALLS * CALL);
     loop {
         let purpose = Purpose::Port(space, to.port());
         let (protection, target) = (remote.protection, Slot(0));
@@ -64,6 +75,10 @@ pub(crate) fn call(space: Space, to: SocketAddr) -> Result<Packets, HelloError> 
                 return Ok(Packets::new(socket, records));
             }
             Ok(_) => return Err(HelloError::Malformed),
+            Err(HelloError::Busy) if Instant::now() < deadline => {
+                sleep(pause);
+                pause = (2 * pause).min(MAX_PAUSE);
+            }
             Err(error) if error.is_silence() && error != HelloError::Nobody && calls < CALLS => calls += 1,
             Err(error) => return Err(error),
         }
@@ -114,6 +129,11 @@ impl Call {
         let socket = Tcp::of_fd(packet.fds.pop().ok_or(HelloError::Malformed)?)?;
         let Purpose::Port(space, port) = first.purpose else { return Err(HelloError::Malformed) };
         Ok(Self { socket, first, space, port, deadline })
+    }
+
+    /// Tells the caller to call again.
+    pub(crate) fn put_off(self) {
+        hello::tell_busy(&self.socket);
     }
 
     /// The port that is called.

@@ -77,8 +77,18 @@ struct Strangers {
 struct Waiting {
     since: Instant,
     socket: Arc<Tcp>,
+    stage: Stage,
+}
+
+/// How far the handshake with a stranger has got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Nothing was said to it.
+    Unanswered,
     /// It is in the queue of another process, or has been taken from there.
-    is_given: bool,
+    Given,
+    /// This process goes on with its handshake.
+    Answered,
 }
 
 /// Strangers that were refused.
@@ -119,7 +129,7 @@ impl Remote {
         let Prepared { chosen: Chosen { address, key, source }, protection, listener } = prepared;
         let shared = Shared::new(listener, address, slot)?;
         let event_loop = EventLoop::new()?;
-        event_loop.watch_once(&shared.listener, CALLER)?;
+        event_loop.watch_shared(&shared.listener, CALLER)?;
         event_loop.watch(&shared.door, DOOR)?;
         log!(DEBUG, %address, "listens for other hosts");
         Ok(Self {
@@ -241,12 +251,12 @@ impl Remote {
         self.strangers.lock().has_room_at()
     }
 
-    /// A stranger's connection is in the queue of another process, and may be taken at any time.
-    pub(super) fn has_given(&self, stranger: &Stranger) {
+    /// The handshake with a stranger goes on.
+    pub(super) fn goes_on(&self, stranger: &Stranger, stage: Stage) {
         let mut strangers = self.strangers.lock();
         let place = strangers.waiting.iter_mut().find(|place| Arc::ptr_eq(&place.socket, &stranger.socket));
         if let Some(place) = place {
-            place.is_given = true;
+            place.stage = stage;
         }
     }
 }
@@ -260,17 +270,19 @@ pub(super) struct Stranger {
 impl Stranger {
     /// Counts a connection; ends the oldest one if there are too many.
     pub(super) fn new(remote: &'static Remote, socket: Arc<Tcp>) -> Self {
-        remote.strangers.lock().enter(&socket);
+        remote.strangers.lock().enter(&socket, Stage::Unanswered);
         Self { remote, socket }
     }
 
-    /// Counts a connection as soon as there is a place.
+    /// Counts a connection whose handshake goes on here as soon as there is a place. One for which
+    /// there is none in time must call again.
     pub(super) fn placed(remote: &'static Remote, socket: Arc<Tcp>, deadline: Instant) -> Result<Self, HelloError> {
         loop {
-            if remote.strangers.lock().try_enter(&socket) {
+            if remote.strangers.lock().try_enter(&socket, Stage::Answered) {
                 return Ok(Self { remote, socket });
             }
             if Instant::now() >= deadline {
+                hello::tell_busy(&socket);
                 return Err(HelloError::Late);
             }
             sleep(PAUSE);
@@ -291,19 +303,22 @@ impl Strangers {
     }
 
     /// Counts a connection if there is a place.
-    fn try_enter(&mut self, socket: &Arc<Tcp>) -> bool {
+    fn try_enter(&mut self, socket: &Arc<Tcp>, stage: Stage) -> bool {
         let has_room = self.has_room_at() <= Instant::now();
         if has_room {
-            self.enter(socket);
+            self.enter(socket, stage);
         }
         has_room
     }
 
-    fn enter(&mut self, socket: &Arc<Tcp>) {
-        self.waiting.push_back(Waiting { since: Instant::now(), socket: Arc::clone(socket), is_given: false });
+    fn enter(&mut self, socket: &Arc<Tcp>, stage: Stage) {
+        self.waiting.push_back(Waiting { since: Instant::now(), socket: Arc::clone(socket), stage });
         if self.waiting.len() > MAX_STRANGERS {
             // Who has given a connection away ends it if the other process has not taken it.
-            if let Some(oldest) = self.waiting.pop_front().filter(|oldest| !oldest.is_given) {
+            if let Some(oldest) = self.waiting.pop_front().filter(|oldest| oldest.stage != Stage::Given) {
+                if oldest.stage == Stage::Unanswered {
+                    hello::tell_busy(&oldest.socket);
+                }
                 oldest.socket.shut_down();
             }
         }

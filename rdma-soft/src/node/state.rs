@@ -68,6 +68,11 @@ pub(crate) struct State {
     streams: Vec<Option<Stream>>,
     /// When polls look at `streams`.
     looks: Looks,
+    /// One of `streams` may have more to send than it could.
+    streams_wait: bool,
+    /// When the agent looks next whether the peers of other hosts take what was sent to them;
+    /// `u64::MAX` if nothing was sent since the last look found that they have.
+    care: Time,
     /// The agent's thread sleeps for a tick, and only [`wake_agent`](Self::wake_agent) ends that.
     is_napping: bool,
     /// Index of the link that sends first in the next turn: the link after one that used up a
@@ -116,6 +121,8 @@ impl State {
             links: Vec::new(),
             streams: Vec::new(),
             looks: Looks::default(),
+            streams_wait: false,
+            care: Time(u64::MAX),
             is_napping: false,
             first: 0,
             polls: 0,
@@ -245,7 +252,7 @@ impl State {
         if self.holds_acks && self.is_polled() {
             self.holds_acks = false;
         }
-        let looks = !self.streams.is_empty() && self.looks.is_due();
+        let looks = self.looks.is_due() && !self.streams.is_empty();
         if self.is_quiet_within() && !(looks && self.streams_have_news()) {
             return Ok(0);
         }
@@ -531,7 +538,7 @@ impl State {
     /// before. Frames to this process itself are handled at once.
     #[inline(always)]
     fn transmit(&mut self, budget: &mut usize) -> bool {
-        let mut more = (self.first != 0 || !self.streams.is_empty()) && self.transmit_first(budget);
+        let mut more = (self.first != 0 || self.streams_wait) && self.transmit_first(budget);
         for index in 0..self.links.len() {
             if self.links[index].as_ref().is_some_and(Link::may_continue) {
                 more |= self.transmit_on(index, budget);
@@ -544,11 +551,11 @@ impl State {
     }
 
     /// Sends on the links from `first` on, since a link before them used up the last turn; then, if
-    /// there are links to other hosts, on all links by turns.
+    /// a link to another host waits, on all links by turns.
     #[cold]
     fn transmit_first(&mut self, budget: &mut usize) -> bool {
         let (first, end) = (core::mem::take(&mut self.first), self.links.len().max(self.streams.len()));
-        let again = if self.streams.is_empty() { 0 } else { end };
+        let again = if core::mem::take(&mut self.streams_wait) { end } else { 0 };
         let mut more = false;
         for index in (first..end).chain(0..again) {
             let link = self.links.get(index).and_then(Option::as_ref);
@@ -556,6 +563,7 @@ impl State {
                 more |= self.transmit_on(index, budget);
             }
         }
+        self.streams_wait |= self.streams.iter().flatten().any(Stream::waits);
         more
     }
 

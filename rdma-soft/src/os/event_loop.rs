@@ -53,6 +53,12 @@ impl EventLoop {
         self.epoll.add(fd, EpollEvent::new(flags, token)).named("epoll_ctl")
     }
 
+    /// Reports `token` when a descriptor that other processes watch, too, is readable: to one of
+    /// those that wait. A process that stands still or is busy is passed over.
+    pub(crate) fn watch_shared(&self, fd: &impl AsFd, token: u64) -> Result<()> {
+        self.add(fd, token, EpollFlags::EPOLLEXCLUSIVE)
+    }
+
     /// Reports `token` once when a descriptor is readable; see [`rearm`](Self::rearm).
     pub(crate) fn watch_once(&self, fd: &impl AsFd, token: u64) -> Result<()> {
         self.add(fd, token, EpollFlags::EPOLLONESHOT)

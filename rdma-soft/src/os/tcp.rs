@@ -2,8 +2,11 @@
 //!
 //! Reads and writes never block, whatever the mode of the descriptor, which another process may
 //! have passed to this one. The functions with a deadline wait in poll(2).
+//!
+//! Reads and writes are system calls without the functions of libc, which are cancellation points:
+//! those change the thread's state twice in each call, and the thread would have to be kept from a
+//! cancellation ([`NoCancellation`]). Both cost atomic operations for each message.
 
-use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Instant;
@@ -11,17 +14,23 @@ use std::time::Instant;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{self, Backlog, MsgFlags, Shutdown, SockFlag, SockaddrStorage, sockopt};
+use nix::sys::socket::{self, Backlog, Shutdown, SockFlag, SockaddrStorage, sockopt};
 
 use super::private::Private;
 use super::socket::kernel_socket;
 use super::thread::NoCancellation;
 use super::{Error, Named, Result};
-use crate::engine::Gather;
 use crate::engine::limits::MAX_SGE;
+use crate::engine::{Gather, Target};
 
-/// Milliseconds without an acknowledgement after which the peer counts as dead.
+/// Milliseconds without an acknowledgement after which the peer counts as dead, unless its host
+/// answers and its process does not read ([`Tcp::waits_for_peer`]).
 const USER_TIMEOUT: u32 = 10_000;
+/// A host has answered if it did so in this many milliseconds.
+const RECENT: u32 = 2_000;
+/// Unanswered questions whether a peer reads again after which its host counts as dead. The kernel
+/// asks more and more rarely.
+const MAX_PROBES: u8 = 3;
 /// Seconds of silence after which the kernel asks an idle peer whether it lives, and between two
 /// such questions. [`USER_TIMEOUT`] ends them.
 const KEEP_IDLE: u32 = 4;
@@ -34,6 +43,36 @@ const MAX_PARTS: usize = 3 + MAX_SGE;
 /// A TCP socket.
 #[derive(Debug)]
 pub(crate) struct Tcp(Private);
+
+/// What this side knows of a peer that has not taken all that was sent.
+#[derive(Debug, Default)]
+pub(crate) struct Patience {
+    /// Bytes that the peer had acknowledged at the last look.
+    acked: u64,
+    /// The peer's host has answered that its process does not read: no time is limited.
+    is_unlimited: bool,
+}
+
+/// The kernel's `tcp_info`, as far as it is needed (`linux/tcp.h`).
+#[repr(C)]
+#[derive(Debug, Default)]
+struct Info {
+    _states: [u8; 3],
+    /// Questions for a window that were not answered.
+    probes: u8,
+    _options: [u8; 4],
+    /// Microseconds until the next retransmission.
+    rto: u32,
+    _sizes: [u32; 3],
+    /// Segments that were sent and not acknowledged.
+    unacked: u32,
+    _counts: [u32; 7],
+    /// Milliseconds since the last acknowledgement.
+    last_ack_recv: u32,
+    _path: [u32; 11],
+    _rates: [u64; 2],
+    bytes_acked: u64,
+}
 
 impl Tcp {
     fn new(address: SocketAddr) -> Result<Self> {
@@ -151,15 +190,27 @@ impl Tcp {
 
     /// Reads bytes that have arrived: 0 at the end of the connection, `EAGAIN` if there are none.
     pub(crate) fn read(&self, bytes: &mut [u8]) -> Result<usize> {
-        let _guard = NoCancellation::new();
-        socket::recv(self.raw(), bytes, MsgFlags::MSG_DONTWAIT).named("recv")
+        let (flags, nobody) = (libc::MSG_DONTWAIT, core::ptr::null_mut::<libc::c_void>());
+        // SAFETY: recvfrom(2) requires an open descriptor, which `self` owns, as many bytes to
+        // write to as `bytes` has, and null in place of an address that is not asked for.
+        let read = unsafe {
+            libc::syscall(libc::SYS_recvfrom, self.raw(), bytes.as_mut_ptr(), bytes.len(), flags, nobody, nobody)
+        };
+        usize::try_from(read).map_err(|_| Error { call: "recv", errno: Errno::last() })
     }
 
     /// Sends bytes of two slices in their order, as many as the kernel takes; `EAGAIN` for none.
     pub(crate) fn write(&self, bytes: [&[u8]; 2]) -> Result<usize> {
-        let _guard = NoCancellation::new();
-        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
-        socket::sendmsg::<()>(self.raw(), &bytes.map(IoSlice::new), &[], flags, None).named("sendmsg")
+        let [first, second] = bytes;
+        if !second.is_empty() {
+            return self.write_from(bytes, &[], &Gather::EMPTY);
+        }
+        let (flags, nobody) = (libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT, core::ptr::null::<libc::c_void>());
+        // SAFETY: sendto(2) requires an open descriptor, which `self` owns, as many bytes to read
+        // as `first` has, and no address for a connection.
+        let sent =
+            unsafe { libc::syscall(libc::SYS_sendto, self.raw(), first.as_ptr(), first.len(), flags, nobody, 0) };
+        usize::try_from(sent).map_err(|_| Error { call: "send", errno: Errno::last() })
     }
 
     /// Sends the bytes of two slices, a head and a payload in their order, as many as the kernel
@@ -179,14 +230,32 @@ impl Tcp {
         }
         message.msg_iov = parts.as_mut_ptr();
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-        let _guard = NoCancellation::new();
-        // SAFETY: `sendmsg` requires an open descriptor, which `self` owns, and a valid message: it
+        // SAFETY: sendmsg(2) requires an open descriptor, which `self` owns, and a good message: it
         // has no name and no control data, and as many entries of the local array as were set. They
         // name bytes that the kernel reads during the call: the slices are borrowed, and a `Source`
         // is readable for its lifetime, also while others write (invariant 1 of
         // `engine/memory.rs`).
-        let sent = unsafe { libc::sendmsg(self.raw(), &raw const message, flags) };
+        let sent = unsafe { libc::syscall(libc::SYS_sendmsg, self.raw(), &raw const message, flags) };
         usize::try_from(sent).map_err(|_| Error { call: "sendmsg", errno: Errno::last() })
+    }
+
+    /// Reads bytes that have arrived to the target, and those behind them to the slice: as many as
+    /// both have, 0 at the end of the connection. `EAGAIN` if there are none; `EFAULT` if the
+    /// target begins with memory that is not mapped. Other threads may access the target meanwhile.
+    pub(crate) fn read_to(&self, target: Target<'_>, behind: &mut [u8]) -> Result<usize> {
+        let mut parts = [
+            libc::iovec { iov_base: target.as_mut_ptr().cast(), iov_len: target.len() },
+            libc::iovec { iov_base: behind.as_mut_ptr().cast(), iov_len: behind.len() },
+        ];
+        // SAFETY: `zeroed` requires that zeros are a value: an `msghdr` is pointers and numbers.
+        let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+        (message.msg_iov, message.msg_iovlen) = (parts.as_mut_ptr(), 2);
+        // SAFETY: recvmsg(2) requires an open descriptor, which `self` owns, and a good message: it
+        // has no name and no control data, and the two entries of the local array. They name bytes
+        // that the kernel writes during the call: a `Target` is writable for its lifetime, also
+        // while others access it (invariant 1 of `engine/memory.rs`), and the slice is borrowed.
+        let read = unsafe { libc::syscall(libc::SYS_recvmsg, self.raw(), &raw mut message, libc::MSG_DONTWAIT) };
+        usize::try_from(read).map_err(|_| Error { call: "recvmsg", errno: Errno::last() })
     }
 
     /// Whether a read and whether a write would do more than fail with `EAGAIN`.
@@ -199,6 +268,60 @@ impl Tcp {
         found.map_or((true, true), |found| {
             (found.intersects(PollFlags::POLLIN | ended), found.intersects(PollFlags::POLLOUT | ended))
         })
+    }
+
+    /// Whether the peer's kernel has yet to take bytes that were sent. Called every second or so
+    /// while it has.
+    ///
+    /// The kernel ends a connection after [`USER_TIMEOUT`] also if the peer's kernel answers all
+    /// the time that there is no window. So this function takes the limit off while the peer's
+    /// host answers and its process does not read, and back on when the process reads again.
+    /// `ETIMEDOUT` if the host has stopped answering meanwhile.
+    pub(crate) fn waits_for_peer(&self, patience: &mut Patience) -> Result<bool> {
+        if self.is_acknowledged() {
+            self.limit_silence(patience, true)?;
+            return Ok(false);
+        }
+        let info = self.info()?;
+        let is_stuck = core::mem::replace(&mut patience.acked, info.bytes_acked) == info.bytes_acked;
+        if !is_stuck {
+            self.limit_silence(patience, true)?;
+        } else if !patience.is_unlimited {
+            let answers = info.unacked == 0 || info.last_ack_recv < RECENT;
+            if answers && info.probes == 0 {
+                self.limit_silence(patience, false)?;
+            }
+        } else {
+            // Segments that the peer's kernel had no memory for are sent again at growing times.
+            let limit = USER_TIMEOUT.saturating_add(info.rto / 1_000);
+            let is_silent = info.unacked != 0 && info.last_ack_recv > limit;
+            if info.probes >= MAX_PROBES || is_silent {
+                return Err(Error { call: "the wait for a peer that does not read", errno: Errno::ETIMEDOUT });
+            }
+        }
+        Ok(true)
+    }
+
+    fn limit_silence(&self, patience: &mut Patience, is_limited: bool) -> Result<()> {
+        if patience.is_unlimited != is_limited {
+            return Ok(());
+        }
+        let limit = if is_limited { USER_TIMEOUT } else { 0 };
+        socket::setsockopt(&self.0, sockopt::TcpUserTimeout, &limit).named("setsockopt")?;
+        patience.is_unlimited = !is_limited;
+        Ok(())
+    }
+
+    fn info(&self) -> Result<Info> {
+        let mut info = Info::default();
+        let mut len = libc::socklen_t::try_from(size_of::<Info>()).unwrap_or(0);
+        // SAFETY: getsockopt requires an open descriptor, which `self` owns, and `len` writable
+        // bytes: `info` is as long and takes any bytes, since its fields are numbers. An older
+        // kernel writes fewer.
+        let asked = unsafe {
+            libc::getsockopt(self.raw(), libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut len)
+        };
+        if asked == 0 { Ok(info) } else { Err(Error { call: "getsockopt", errno: Errno::last() }) }
     }
 
     /// Whether the peer's kernel has acknowledged all bytes that were sent.

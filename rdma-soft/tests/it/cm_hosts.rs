@@ -343,6 +343,40 @@ fn many_ids_ask_another_host_at_once() {
     rdma_test_support::passes_alone(&["cm_hosts::many"], &variables);
 }
 
+/// A host that has had no time for a call is asked again: that nobody listens is another answer.
+#[test]
+#[ignore = "run by a_host_that_has_no_time_is_asked_again"]
+fn busy() {
+    let other = TcpListener::bind((ip("127.88.0.6"), own().port())).unwrap();
+    other.set_nonblocking(true).unwrap();
+    let (id, channel) = resolved(CONNECTED, SocketAddr::new(ip("127.88.0.6"), 7));
+    assert_eq!(id.connect(b"", 1), 0);
+    let next = || {
+        let mut caller = None;
+        until("the host is called", || {
+            caller = other.accept().ok();
+            caller.is_some()
+        });
+        let (mut caller, _) = caller.unwrap();
+        caller.set_nonblocking(false).unwrap();
+        caller.read_exact(&mut [0; 100]).unwrap();
+        caller
+    };
+    // The message of `link/hello.rs` for it: no slot, and no protection.
+    let told = [&b"RDMAsoft"[..], &1_u32.to_le_bytes(), &[0, 0, 0xff, 0xff], &[0; 48]].concat();
+    for _ in 0..3 {
+        next().write_all(&told).unwrap();
+    }
+    // Then another program has the port.
+    next().write_all(&b"220 mail.example ESMTP\r\n".repeat(20)).unwrap();
+    channel.expect_status(Event::RDMA_CM_EVENT_UNREACHABLE, -libc::EPROTO);
+}
+
+#[test]
+fn a_host_that_has_no_time_is_asked_again() {
+    on_a_host("busy");
+}
+
 /// Callers without the key reach no listener, and keep nobody out.
 #[test]
 #[ignore = "run by strangers_reach_no_listener_of_another_host"]

@@ -16,6 +16,7 @@ mod foes;
 mod foreign;
 mod fork;
 mod hosts;
+mod hosts_start;
 mod loopback;
 mod objects;
 mod on_demand;

@@ -1,4 +1,4 @@
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, TcpListener};
 use std::thread;
 
 use proptest::prelude::*;
@@ -246,7 +246,7 @@ fn a_side_that_falls_silent_or_hangs_up_at_any_byte_ends_the_handshake() {
         let [ours, theirs] = Tcp::pair();
         let opened = thread::scope(|scope| {
             scope.spawn(move || {
-                let message = second(ACCEPTOR, Protection::None, &[3; NONCE]);
+                let message = second(ACCEPTOR, protection_code(Protection::None), &[3; NONCE]);
                 let first = receive(&theirs).unwrap();
                 let key = key(1);
                 let transcript = Transcript { key: &key, route: ROUTE.bytes(), first: first.bytes(), second: message };
@@ -257,6 +257,21 @@ fn a_side_that_falls_silent_or_hangs_up_at_any_byte_ends_the_handshake() {
         });
         assert!(opened.is_err(), "{cut}");
     }
+}
+
+/// A slow acceptor may give up when its caller takes the handshake for done.
+#[test]
+fn a_reset_after_the_handshake_lets_the_caller_call_again() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let ours = Tcp::connect(Ipv4Addr::LOCALHOST.into(), listener.local_addr().unwrap(), soon()).unwrap();
+    let (theirs, _) = listener.accept().unwrap();
+    ours.write_all(&[1], soon()).unwrap();
+    theirs.peek(&mut [0]).unwrap();
+    // A byte that nobody reads makes the close a reset.
+    drop(theirs);
+    assert!(ours.read_exact(&mut [0], soon()).is_err());
+    let error = HelloError::from(Route::of_opener(&ours).unwrap_err());
+    assert!(error.is_silence(), "{error}");
 }
 
 /// No byte of a message has to come with another one.
@@ -275,6 +290,14 @@ fn a_first_message_that_comes_byte_by_byte_is_read_and_another_program_is_recogn
     assert_eq!(theirs.read(&mut [0; 8]), Ok(2));
     ours.write_all(b"GET / HTTP/1", soon()).unwrap();
     assert_eq!(Incoming::new().read(&theirs), Err(HelloError::Stranger));
+}
+
+#[test]
+fn a_caller_for_whom_there_is_no_time_is_told_to_call_again() {
+    let [ours, theirs] = Tcp::pair();
+    tell_busy(&theirs);
+    let opened = try_open(&ours, &key(1), ROUTE, &first());
+    assert_eq!(opened, Err(HelloError::Busy));
 }
 
 #[test]
@@ -327,7 +350,7 @@ proptest! {
             // In the place of the acceptor's messages: from the start, and behind a right one.
             scope.spawn(move || {
                 receive(&theirs).unwrap();
-                let right = if message == 2 { &[][..] } else { &second(ACCEPTOR, Protection::None, &[3; NONCE])[..] };
+                let right = if message == 2 { &[][..] } else { &second(ACCEPTOR, protection_code(Protection::None), &[3; NONCE])[..] };
                 let _reset: os::Result<()> = theirs.write_all(&[right, &bytes].concat(), soon());
             });
             open(&ours, &key(1), ROUTE, &first(), soon()).is_err()

@@ -4,35 +4,41 @@
 //! more in an empty poll. The functions here are cold for that reason: they do not grow the loops
 //! over the links within the host. With such links, a system call outweighs the call of a function.
 
+use std::time::Duration;
+
 use super::{COPY_BUDGET, SHARE, State, number};
-use crate::engine::{Header, LinkId, PeerId, Source, Transmit};
-use crate::link::stream::{Ended, Stream};
+use crate::engine::{Engine, Header, LinkId, PeerId, Source, Target, Time, Transmit};
+use crate::link::stream::{Ended, Handler, Stream};
 use crate::log::log;
+use crate::os;
 
 /// Looks at empty sockets in a row after which the next looks are farther apart.
 const STEP: u32 = 256;
 /// Polls between two looks: of the first [`STEP`] looks, of the next ones, and so on.
-const POLLS: [u32; 4] = [0, 7, 63, 1023];
+const POLLS: [u64; 5] = [0, 7, 63, 1023, 4095];
+
+/// Nanoseconds between two looks whether peers take what was sent to them.
+const CARE: u64 = 1_000_000_000;
 
 /// When polls look at the sockets of other hosts, each of which is a system call: all polls at
 /// first, and few once nothing has come for long. The agent looks too, every tick.
 #[derive(Debug, Default)]
 pub(super) struct Looks {
     /// Polls before the next look.
-    polls: u32,
+    polls: u64,
     /// Looks since something was found.
     in_vain: u32,
 }
 
 impl Looks {
-    /// Whether this poll looks.
+    /// Whether this poll looks. After a look that is due, the next one is in `u64::MAX` polls,
+    /// until a look tells what it has found: so a process without links to other hosts counts, too,
+    /// and an empty poll has one branch for both questions.
     #[inline]
-    pub(super) fn is_due(&mut self) -> bool {
-        if self.polls != 0 {
-            self.polls -= 1;
-            return false;
-        }
-        true
+    pub(super) const fn is_due(&mut self) -> bool {
+        let (polls, is_due) = self.polls.overflowing_sub(1);
+        self.polls = polls;
+        is_due
     }
 
     /// A look or a transmission has found work.
@@ -44,6 +50,31 @@ impl Looks {
     fn found_nothing(&mut self) {
         self.polls = *POLLS.get((self.in_vain / STEP) as usize).unwrap_or(&POLLS[POLLS.len() - 1]);
         self.in_vain = self.in_vain.saturating_add(1);
+    }
+}
+
+/// The engine, for the frames of one link.
+struct Frames<'a> {
+    engine: &'a mut Engine,
+    link: LinkId,
+    /// The number of frames so far, where the parts of one count.
+    count: &'a mut u32,
+}
+
+impl Handler for Frames<'_> {
+    fn handle(&mut self, header: &Header, payload: Source<'_>) {
+        *self.count = self.count.wrapping_add(1);
+        self.engine.handle_frame(self.link, header, payload);
+    }
+
+    fn may_cut(&self, header: &Header, len: usize) -> bool {
+        self.engine.may_cut(self.link, header, len)
+    }
+
+    fn fill(&mut self, header: &Header, len: usize, read: impl FnOnce(Target<'_>) -> usize) -> Option<usize> {
+        let count = self.engine.handle_incoming(self.link, header, len, read)?;
+        *self.count = self.count.wrapping_add(u32::from(count > 0));
+        Some(count)
     }
 }
 
@@ -135,12 +166,7 @@ impl State {
     /// Counts the frames in `frames`.
     fn drain_stream(&mut self, index: usize, budget: &mut usize, frames: &mut u32) -> bool {
         let Some(Some(stream)) = self.streams.get_mut(index) else { return false };
-        let engine = &mut self.engine;
-        let handle = |header: &Header, payload: Source<'_>| {
-            *frames = frames.wrapping_add(1);
-            engine.handle_frame(number(index), header, payload);
-        };
-        match stream.drain(budget, handle) {
+        match stream.drain(budget, Frames { engine: &mut self.engine, link: number(index), count: frames }) {
             Ok(more) => {
                 *budget = (*budget).max(SHARE);
                 more
@@ -160,6 +186,7 @@ impl State {
         self.looks.found();
         if *budget == 0 {
             stream.put_off();
+            self.streams_wait = true;
             return true;
         }
         let ended = self.engine.poll_transmit(number(index), stream);
@@ -167,13 +194,52 @@ impl State {
             *budget = 0;
             self.first = index + 1;
         }
-        match stream.deliver(ended) {
+        let delivered = stream.deliver(ended);
+        self.streams_wait |= stream.waits();
+        let more = match delivered {
             Ok(more) => more,
             Err(ended) => {
                 self.remove_ended(index, ended);
                 false
             }
+        };
+        if self.care == Time(u64::MAX) {
+            self.begin_care();
         }
+        more
+    }
+
+    /// Has the agent look at the peers soon, also if it sleeps.
+    #[cold]
+    fn begin_care(&mut self) {
+        let now = os::now();
+        self.care = now.after(CARE);
+        if self.alarm <= now || self.alarm > self.care {
+            self.set_alarm(self.care);
+        }
+    }
+
+    /// Looks, if it is time, whether the peers of other hosts take what was sent to them, so that
+    /// those that stand still are waited for, and those whose hosts are silent are not. Returns the
+    /// time to the next look; `None` if the peers have everything.
+    pub(crate) fn look_after_streams(&mut self) -> Option<Duration> {
+        if self.care == Time(u64::MAX) {
+            return None;
+        }
+        let now = os::now();
+        if self.care <= now {
+            let mut waits = false;
+            for index in 0..self.streams.len() {
+                let Some(Some(stream)) = self.streams.get_mut(index) else { continue };
+                match stream.waits_for_peer() {
+                    Ok(more) => waits |= more,
+                    Err(ended) => self.remove_ended(index, ended),
+                }
+            }
+            self.care = if waits { now.after(CARE) } else { Time(u64::MAX) };
+            self.after_call();
+        }
+        (self.care != Time(u64::MAX)).then(|| Duration::from_nanos(self.care.0.saturating_sub(now.0)))
     }
 
     fn remove_ended(&mut self, index: usize, ended: Ended) {
@@ -193,17 +259,18 @@ mod tests {
     #[test]
     fn looks_in_vain_are_farther_and_farther_apart_until_one_finds_something() {
         let mut looks = Looks::default();
-        let polls = |looks: &mut Looks| (0..).take_while(|_| !looks.is_due()).count();
+        let polls = |looks: &mut Looks| (0_u64..).find(|_| looks.is_due());
         for (at, expected) in POLLS.into_iter().enumerate() {
             for _ in 0..STEP {
                 looks.found_nothing();
-                assert_eq!(polls(&mut looks), expected as usize, "step {at}");
+                assert_eq!(polls(&mut looks), Some(expected), "step {at}");
             }
         }
         looks.found_nothing();
-        assert_eq!(polls(&mut looks), 1023);
-        looks.found_nothing();
+        assert_eq!(polls(&mut looks), Some(4095));
         looks.found();
-        assert!(looks.is_due() && looks.is_due());
+        assert!(looks.is_due() && !looks.is_due(), "one look is due, and says what it has found");
+        looks.found();
+        assert!(looks.is_due());
     }
 }
