@@ -417,6 +417,11 @@ impl Engine {
         self.tables.groups.is_waited_for() || self.qps.iter().any(QueuePair::is_waiting)
     }
 
+    /// Whether answers to requests, such as acknowledgements, wait for room on their links.
+    pub(crate) fn has_unsent_answers(&self) -> bool {
+        self.tables.peers.has_unsent_answers()
+    }
+
     /// Whether unreliable messages had to wait for this link.
     pub(crate) fn was_awaited(&self, link: LinkId) -> bool {
         self.tables.peers.was_awaited(link)

@@ -198,6 +198,12 @@ impl Peers {
         self.links.get_mut(link.0 as usize).filter(|link| link.up)
     }
 
+    /// Whether answers to requests wait for room on their links.
+    pub(super) fn has_unsent_answers(&self) -> bool {
+        let is_answer = |work: &Work| matches!(work, Work::Answers(_));
+        self.links.iter().any(|link| link.up && (!link.control.is_empty() || link.work.iter().any(is_answer)))
+    }
+
     /// Whether datagrams had to wait for the link.
     pub(super) fn was_awaited(&self, id: LinkId) -> bool {
         self.links.get(id.0 as usize).is_some_and(|link| link.awaited)

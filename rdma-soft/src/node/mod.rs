@@ -77,7 +77,7 @@ static NODE: PerProcess<Node> = PerProcess::new();
 /// Sends deferred acknowledgements (see [`state::State::poll_cq`]) before the process exits: a peer
 /// whose message was received here should not take the exit for a failure. Before that, waits up to
 /// 500 ms for datagrams that wait for a link, because their senders have seen successful
-/// completions.
+/// completions, and for acknowledgements that wait for room on a full link.
 extern "C" fn at_exit() {
     let Some(node) = NODE.get() else { return };
     let waits = || match node.state.try_lock() {

@@ -368,12 +368,16 @@ impl State {
         self.turn(false)
     }
 
-    /// Whether datagrams whose senders have seen their completions may be lost if this process ends
-    /// now. Such a datagram waits for a link, or for a peer that may not use the link yet and has
-    /// not consumed the datagram.
+    /// Whether something may be lost if this process ends now that a NIC would have sent: datagrams
+    /// whose senders have seen their completions, and acknowledgements of what was received. Such a
+    /// datagram waits for a link, or for a peer that may not use the link yet and has not consumed
+    /// the datagram. An acknowledgement waits for room on its link.
     pub(crate) fn has_words_left(&self) -> bool {
         let untaken = |link: &Link| self.engine.was_awaited(link.id) && !link.is_taken();
-        self.engine.has_waiting_messages() || self.links().any(untaken) || self.streams_have_unsent()
+        self.engine.has_waiting_messages()
+            || self.engine.has_unsent_answers()
+            || self.links().any(untaken)
+            || self.streams_have_unsent()
     }
 
     /// Sends the deferred acknowledgements, if there are any.

@@ -407,6 +407,31 @@ fn numbers_of_destroyed_queue_pairs_are_used_again_last() {
 }
 
 #[test]
+fn an_acknowledgement_without_room_is_unsent_even_if_its_queue_pair_is_gone() {
+    for is_destroyed in [false, true] {
+        let mut world = World::new();
+        let [a, b] = world.connect([0, 1]);
+        world.recv(b, 1, &[]).unwrap();
+        world.settle();
+        // The other node does not read, so b's answers have no room.
+        world.limit_frames(1, 0);
+        world.send(a, &request(SEND, 2, &[])).unwrap();
+        world.settle();
+        assert_eq!(world.statuses(1).len(), 1, "the message has arrived");
+        assert!(world.nodes[1].engine.has_unsent_answers());
+        if is_destroyed {
+            world.nodes[1].engine.destroy_qp(b.qp).unwrap();
+            world.settle();
+        }
+        assert!(world.nodes[1].engine.has_unsent_answers());
+        world.limit_frames(1, 64);
+        world.settle();
+        assert!(!world.nodes[1].engine.has_unsent_answers());
+        assert_eq!(world.statuses(0), [(2, OK)]);
+    }
+}
+
+#[test]
 fn acknowledgements_that_were_put_off_travel_with_requests() {
     let mut world = World::new();
     let ends = world.connect([0, 1]);

@@ -511,6 +511,11 @@ impl World {
         self.nodes[at].out.frames.len()
     }
 
+    /// Limits the number of frames on their way from a node to the other.
+    pub(super) fn limit_frames(&mut self, at: usize, room: usize) {
+        self.nodes[at].out.room = room;
+    }
+
     /// Loses a frame on its way from a node to the other.
     pub(super) fn lose(&mut self, at: usize, index: usize) {
         self.nodes[at].out.frames.remove(index).unwrap();
