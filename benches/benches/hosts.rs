@@ -13,9 +13,11 @@ use std::io;
 use std::process::Command;
 use std::time::Duration;
 
-use rdma_benches::contender::{AllReduce, RdmaSend, RdmaWrite, SocketRing, TcpSpin, TcpWrites, TlsWrites, WithAHost};
+use rdma_benches::contender::{
+    AllReduce, RdmaSend, RdmaWrite, SocketRing, TcpFrames, TcpSpin, TcpWrites, TlsWrites, WithAHost,
+};
 use rdma_benches::hosts::{Key, Site};
-use rdma_benches::pair::{self, Channel, Contender, Contenders, Outcome, Plan, Role};
+use rdma_benches::pair::{self, Channel, Contenders, Outcome, Plan, Role};
 use rdma_benches::stats::{Spread, paired_ratio};
 use rdma_benches::table::{self, Table};
 use rdma_benches::ways::{post_poll, send_receive};
@@ -81,24 +83,30 @@ fn asked_parts(is_encrypted: bool) -> Vec<&'static str> {
     parts.iter().copied().filter(|part| is_asked("part", part)).collect()
 }
 
-/// Makes the two contenders of a part.
-fn contenders(part: &str, site: Site, role: Role, channel: &mut Channel) -> io::Result<[Box<dyn Contender>; 2]> {
+/// The contenders of a part: plain sockets, `soft0`, and for messages the least that a device does.
+fn number_of_contenders(part: &str) -> usize {
+    if part == "messages" { 3 } else { 2 }
+}
+
+/// Makes the contenders of a part.
+fn contenders(part: &str, site: Site, role: Role, channel: &mut Channel) -> io::Result<Contenders> {
     let leader = site.address(Role::Leader);
     let elements = if mode::is_smoke() { MIB } else { ELEMENTS };
     Ok(match part {
-        "writes" => [
+        "writes" => vec![
             Box::new(TcpWrites::connect(role, channel, leader, MIB)?),
             Box::new(RdmaWrite::connect(role, channel, &device::open()?, MIB, IN_FLIGHT)?),
         ],
-        TLS => [
+        TLS => vec![
             Box::new(TlsWrites::connect(role, channel, leader, MIB)?),
             Box::new(RdmaWrite::connect(role, channel, &device::open()?, MIB, IN_FLIGHT)?),
         ],
-        "messages" => [
+        "messages" => vec![
             Box::new(TcpSpin::connect_at(role, channel, leader, MESSAGE)?),
             Box::new(RdmaSend::connect(role, channel, &device::open()?, MESSAGE)?),
+            Box::new(TcpFrames::connect(role, channel, leader, MESSAGE)?),
         ],
-        _ => [
+        _ => vec![
             Box::new(SocketRing::connect(role, channel, leader, elements)?),
             Box::new(AllReduce::connect(role, channel, leader, elements)?),
         ],
@@ -123,8 +131,11 @@ fn compare(site: Site) -> io::Result<()> {
             Ok(pairs.collect::<io::Result<Vec<_>>>()?.into_iter().flatten().collect())
         },
     )?;
-    for (part, outcomes) in parts.iter().zip(outcomes.chunks_exact(2)) {
+    let mut rest = &outcomes[..];
+    for part in parts {
+        let (outcomes, others) = rest.split_at_checked(number_of_contenders(part)).unwrap_or((rest, &[]));
         report(site, part, outcomes);
+        rest = others;
     }
     Ok(())
 }
@@ -133,9 +144,9 @@ fn number_of_rounds() -> io::Result<usize> {
     mode::number("rounds", 7).map_err(io::Error::other)
 }
 
-/// Prints a part: the plain sockets, `soft0`, and the bar.
+/// Prints a part: its contenders, and the bar.
 fn report(site: Site, part: &str, outcomes: &[Outcome]) {
-    let [sockets, ours] = outcomes else { return };
+    let [sockets, ours, ..] = outcomes else { return };
     let mib_per_second = |mib: f64| move |ns: f64| mib * 1e9 / ns / 1024.0;
     let elements = f64::from(u32::try_from(ELEMENTS / MIB).unwrap_or(0));
     let (title, unit, scale): (_, _, Box<dyn Fn(f64) -> f64>) = match part {
