@@ -271,7 +271,7 @@ impl Chosen {
 
     /// Whether the device reaches other hosts: hardware does, and the software device if it listens
     /// for them.
-    fn reaches_hosts(&self) -> bool {
+    pub(crate) fn reaches_hosts(&self) -> bool {
         let context = &self.adapter.context;
         !context.is_software() || tcp::status().is_some_and(|status| status.device == context.name())
     }

@@ -71,7 +71,9 @@ impl ServiceOptions {
             ExchangeOption::Tcp => device.open()?,
         };
         if !chosen.is_named() {
-            say(&chosen.using());
+            let is_alone = !chosen.reaches_hosts() && !place.is_loopback();
+            let hint = if is_alone { "; it does not reach other hosts (devinfo --why says why)" } else { "" };
+            say(&format!("{}{hint}", chosen.using()));
         }
         let exchange = match self.exchange {
             ExchangeOption::Cm => Exchange::ConnectionManager,

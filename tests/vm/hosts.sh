@@ -11,11 +11,11 @@ list() {
     rping rping_ipv6 our_rping {ucmatose,udaddy,rstream}{,_ipv6} write_bw_by_cm \
     fi_{dgram,msg} ucx_rc ucx_ud ucx_rdmacm mpi_{rc,ud,ofi} \
     pingpong pingpong_jumbo faults faults_end faults_die faults_port_down faults_of_a_job \
-    link_down_for_a_while link_down_for_good lost_host two_users forks \
+    link_down_for_a_while link_down_for_good lost_host two_users forks processes_64 \
     all_reduce all_reduce_3_hosts all_reduce_32 killed_rank compose \
     all_gather all_to_all broadcast reduce reduce_scatter gather scatter sendrecv hypercube barrier training_step
   # Each pair of processes on two hosts has a connection of its own: 1,024 of them.
-  [ -z "${RDMA_TEST_LONG:-}" ] || printf '%s\n' all_reduce_64 processes_64
+  [ -z "${RDMA_TEST_LONG:-}" ] || echo all_reduce_64
 }
 
 # The program that runs a command on a host.
@@ -146,17 +146,20 @@ two_users() { # ibv_rc_pingpong's options...
   nsenter --net="$RDMA_TEST_HOSTS/1/net" ip addr del 10.9.0.101/24 dev eth0
 }
 
-# As many processes on each of two hosts, all at once, which are connected in pairs.
+# As many processes on each of two hosts, all at once, which are connected in pairs. Each soft-rdma
+# starts all of its host.
 processes() { # pairs
   local -i n first=30000
-  local -a servers=() clients=() command=(soft-rdma ibv_rc_pingpong -g 0 -e -c -n 50)
+  local server all='ports=$1 last=$2; shift 2
+    for ((port = ports; port <= last; port++)); do "$0" -p $port "$@" & all+=($!); done
+    for one in "${all[@]}"; do wait $one || exit; done'
+  local -a command=(soft-rdma bash -c "$all" ibv_rc_pingpong $first $((first + $1 - 1)) -g 0 -e -c -n 50)
   needs ibv_rc_pingpong
-  for ((n = 0; n < $1; n++)); do begin "server$n" "$(on 1)" "${command[@]}" -p $((first + n)) && servers+=($!); done
-  for ((n = 0; n < $1; n++)); do port=$((first + n)) listens 1 "${servers[n]}"; done
-  for ((n = 0; n < $1; n++)); do
-    begin "client$n" "$(on 2)" "${command[@]}" -p $((first + n)) 10.9.0.1 && clients+=($!)
-  done
-  for n in "${!servers[@]}"; do ended_well "${clients[n]}" "client$n" && ended_well "${servers[n]}" "server$n"; done
+  begin server "$(on 1)" "${command[@]}" && server=$!
+  for ((n = 0; n < $1; n++)); do port=$((first + n)) listens 1 $server; done
+  well client "$(on 2)" "${command[@]}" 10.9.0.1
+  ended_well $server server
+  [ "$(grep -c 'iters in' "$out/client.stdout")" -eq "$1" ] || fail 'not all pairs have met'
 }
 
 # Runs the services of compose.yaml, each on a host, with the settings of the file.

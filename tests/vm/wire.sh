@@ -108,8 +108,8 @@ SHORT=(--min 8 --max 256K --factor 32 --iters 2 --warmup 1)
 [[ $2 != soft_* ]] || soft
 case ${2#soft_} in
   pingpong) pingpongs --op write --size 64K -n 50 ;;
-  loss) worse 'loss 2%' pingpongs --op send --size 4096 -n 200 ;;
-  delay) worse 'delay 20ms' pingpongs --op write --size 256K -n 5 ;;
+  loss) worse 'loss 2%' pingpongs --op send --test bw --size 4096 -n 200 ;;
+  delay) worse 'delay 20ms' pingpongs --op write --test lat --size 256K -n 5 ;;
   # The stream goes on once TCP has sent again.
   link_down)
     stream 15

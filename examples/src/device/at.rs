@@ -18,6 +18,12 @@ pub enum Place {
 }
 
 impl Place {
+    /// Whether no other host takes part.
+    pub(crate) fn is_loopback(self) -> bool {
+        let (Self::At(address) | Self::Towards(address)) = self;
+        address.ip().is_loopback()
+    }
+
     /// The address of this host; `None` for a wildcard, and if there is no route.
     fn own(self) -> Option<IpAddr> {
         let own = match self {

@@ -48,6 +48,21 @@ fn keys_are_put_got_and_deleted() {
     refused(&server, "put", &["colour", "red", "--expect=2"], "has no sequence number");
 }
 
+/// Hardware does reach them, so a machine that has some hears nothing.
+#[test]
+fn a_server_says_if_other_hosts_do_not_reach_its_device() {
+    for (address, says) in [("0.0.0.0", true), ("127.0.0.1", false)] {
+        let mut command = program("kv");
+        let mut server =
+            Server::of(command.args(["serve", address, "--memory=1M", "--keys=100"]).env_remove("RDMA_DEVICE"));
+        let mut line = String::new();
+        BufReader::new(server.child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.starts_with("using "), "{line}");
+        let is_alone = line.starts_with("using soft0 ") && says;
+        assert_eq!(line.contains("it does not reach other hosts"), is_alone, "{line}");
+    }
+}
+
 #[test]
 fn load_fits_the_defaults_of_the_server() {
     let (server, load) = (server(), ["--seconds=1", "--keys=100", "--clients=2", "--json"]);

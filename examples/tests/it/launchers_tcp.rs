@@ -16,14 +16,19 @@ struct Fake {
     options: Vec<String>,
 }
 
+/// Where rank 0 of a job listens. The port is below those of connections: all jobs of a test have
+/// their addresses before the first one starts.
+fn root(job: usize) -> String {
+    format!("{}:18717", address(12, job))
+}
+
 /// What each launcher sets on two hosts with a rank each; the first host is this one.
 fn fakes(test: u8) -> Vec<Fake> {
     let number = |launcher: u32| job(20 + u32::from(test) * 2 + launcher);
     let of = |names, more: &[(&'static str, &str)]| [0, 1].map(|rank| set(rank, 2, names, more));
-    let (mpi_root, hydra_root, torch) =
-        (free_address(60 + test * 3), free_address(61 + test * 3), free_address(62 + test * 3));
+    let [mpi_root, hydra_root, torch] = [0, 1, 2].map(|launcher| root(usize::from(test) * 3 + launcher));
     let (host, port) = torch.split_once(':').unwrap();
-    let root = |address: String| vec!["--root".to_owned(), address];
+    let at = |address: String| vec!["--root".to_owned(), address];
     vec![
         Fake {
             launcher: "mpirun",
@@ -31,12 +36,12 @@ fn fakes(test: u8) -> Vec<Fake> {
                 ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
                 &[("OMPI_COMM_WORLD_LOCAL_SIZE", "1"), ("PMIX_NAMESPACE", &number(0))],
             ),
-            options: root(mpi_root),
+            options: at(mpi_root),
         },
         Fake {
             launcher: "mpiexec",
             ranks: of(("PMI_RANK", "PMI_SIZE"), &[("MPI_LOCALNRANKS", "1")]),
-            options: root(hydra_root),
+            options: at(hydra_root),
         },
         Fake {
             launcher: "Slurm",

@@ -194,7 +194,7 @@ fn bound_to(address: IpAddr, to: SocketAddr) -> TcpStream {
     let (from, to) = (raw(SocketAddr::new(address, 0)), raw(to));
     // SAFETY: reads `len` bytes of a live address.
     assert_eq!(unsafe { libc::bind(fd.as_raw_fd(), (&raw const from).cast(), len) }, 0);
-    // SAFETY: as above.
+    // SAFETY: reads `len` bytes of a live address, as bind does.
     let connected = unsafe { libc::connect(fd.as_raw_fd(), (&raw const to).cast(), len) };
     assert_eq!(connected, 0, "{}", io::Error::last_os_error());
     TcpStream::from(fd)
