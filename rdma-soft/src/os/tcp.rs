@@ -20,8 +20,8 @@ use super::private::Private;
 use super::socket::kernel_socket;
 use super::thread::NoCancellation;
 use super::{Error, Named, Result};
-use crate::engine::Gather;
 use crate::engine::limits::MAX_SGE;
+use crate::engine::{Gather, Target};
 
 /// Milliseconds without an acknowledgement after which the peer counts as dead, unless its host
 /// answers and its process does not read ([`Tcp::waits_for_peer`]).
@@ -232,13 +232,32 @@ impl Tcp {
         }
         message.msg_iov = parts.as_mut_ptr();
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-        // SAFETY: sendmsg(2) requires an open descriptor, which `self` owns, and a valid message. It
+        // SAFETY: sendmsg(2) requires an open descriptor, which `self` owns, and a good message: it
         // has no name and no control data, and as many entries of the local array as were set. They
         // name bytes that the kernel reads during the call: the slices are borrowed, and a `Source`
         // is readable for its lifetime, also while others write (invariant 1 of
         // `engine/memory.rs`).
         let sent = unsafe { libc::syscall(libc::SYS_sendmsg, self.raw(), &raw const message, flags) };
         usize::try_from(sent).map_err(|_| Error { call: "sendmsg", errno: Errno::last() })
+    }
+
+    /// Reads bytes that have arrived to the target, and those behind them to the slice: as many as
+    /// both have, 0 at the end of the connection. `EAGAIN` if there are none; `EFAULT` if the
+    /// target begins with memory that is not mapped. Other threads may access the target meanwhile.
+    pub(crate) fn read_to(&self, target: Target<'_>, behind: &mut [u8]) -> Result<usize> {
+        let mut parts = [
+            libc::iovec { iov_base: target.as_mut_ptr().cast(), iov_len: target.len() },
+            libc::iovec { iov_base: behind.as_mut_ptr().cast(), iov_len: behind.len() },
+        ];
+        // SAFETY: `zeroed` requires that zeros are a value: an `msghdr` is pointers and numbers.
+        let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+        (message.msg_iov, message.msg_iovlen) = (parts.as_mut_ptr(), 2);
+        // SAFETY: recvmsg(2) requires an open descriptor, which `self` owns, and a good message: it
+        // has no name and no control data, and the two entries of the local array. They name bytes
+        // that the kernel writes during the call: a `Target` is writable for its lifetime, also
+        // while others access it (invariant 1 of `engine/memory.rs`), and the slice is borrowed.
+        let read = unsafe { libc::syscall(libc::SYS_recvmsg, self.raw(), &raw mut message, libc::MSG_DONTWAIT) };
+        usize::try_from(read).map_err(|_| Error { call: "recvmsg", errno: Errno::last() })
     }
 
     /// Whether a read and whether a write would do more than fail with `EAGAIN`.
