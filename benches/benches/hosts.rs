@@ -1,21 +1,24 @@
 //! `soft0` between two hosts, which are two addresses of a loopback interface, or two network
-//! namespaces with a veth pair between them: writes of 1 MiB beside a TCP stream, messages of 64 B
-//! beside a TCP ping-pong, an all-reduce of 64 MiB beside the same ring over plain sockets, and
-//! encrypted writes beside a TLS stream. And what a link to another host costs the work within a
-//! host.
+//! namespaces with a veth pair between them: writes of 1 MiB beside a TCP stream and a plain
+//! program of the same work, messages of 64 B beside a TCP ping-pong, an all-reduce of 64 MiB
+//! beside the same ring over plain sockets, and encrypted writes beside a TLS stream. And what a
+//! link to another host costs the work within a host.
 //!
-//! `cargo bench -p rdma-benches --bench hosts -- [rounds=N]
-//! [part=writes,messages,all_reduce,tls,local] [site=loopback,veth]`. Namespaces need the right to
-//! make them.
+//! `cargo bench -p rdma-benches --bench hosts -- [rounds=N] [part=PART,...] [site=loopback,veth]`,
+//! where a part is `writes`, `messages`, `all_reduce`, `many` (four ranks at each side), `tls` or
+//! `local`. Namespaces need the right to make them.
 
 use std::error::Error;
 use std::io;
 use std::process::Command;
 use std::time::Duration;
 
-use rdma_benches::contender::{AllReduce, RdmaSend, RdmaWrite, SocketRing, TcpSpin, TcpWrites, TlsWrites, WithAHost};
+use rdma_benches::contender::{
+    AllReduce, AllReduceOfMany, Placement, RdmaSend, RdmaWrite, SocketRing, TcpFrames, TcpMessages, TcpSpin, TcpWrites,
+    TlsWrites, WithAHost,
+};
 use rdma_benches::hosts::{Key, Site};
-use rdma_benches::pair::{self, Channel, Contender, Contenders, Outcome, Plan, Role};
+use rdma_benches::pair::{self, Channel, Contenders, Outcome, Plan, Role};
 use rdma_benches::stats::{Spread, paired_ratio};
 use rdma_benches::table::{self, Table};
 use rdma_benches::ways::{post_poll, send_receive};
@@ -72,7 +75,9 @@ fn is_asked(option: &str, value: &str) -> bool {
 }
 
 /// The parts with two hosts, each of `soft0` and plain sockets, and the encrypted one.
-const PARTS: [&str; 3] = ["writes", "messages", "all_reduce"];
+const PARTS: [&str; 4] = ["writes", "messages", "all_reduce", MANY];
+/// The part with four ranks at each side, which has no bar.
+const MANY: &str = "many";
 const TLS: &str = "tls";
 
 /// The parts that the options ask for, of those that are encrypted or of the others.
@@ -81,24 +86,34 @@ fn asked_parts(is_encrypted: bool) -> Vec<&'static str> {
     parts.iter().copied().filter(|part| is_asked("part", part)).collect()
 }
 
-/// Makes the two contenders of a part.
-fn contenders(part: &str, site: Site, role: Role, channel: &mut Channel) -> io::Result<[Box<dyn Contender>; 2]> {
+/// Makes the contenders of a part: that with which the others compare first, `soft0` last.
+fn contenders(part: &str, site: Site, role: Role, channel: &mut Channel) -> io::Result<Contenders> {
     let leader = site.address(Role::Leader);
     let elements = if mode::is_smoke() { MIB } else { ELEMENTS };
+    let frames = |channel: &mut Channel, placement| {
+        TcpFrames::connect(role, channel, leader, (MIB, IN_FLIGHT), placement).map(Box::new)
+    };
     Ok(match part {
-        "writes" => [
+        "writes" => vec![
             Box::new(TcpWrites::connect(role, channel, leader, MIB)?),
+            frames(channel, Placement::Copied)?,
+            frames(channel, Placement::Read)?,
             Box::new(RdmaWrite::connect(role, channel, &device::open()?, MIB, IN_FLIGHT)?),
         ],
-        TLS => [
+        TLS => vec![
             Box::new(TlsWrites::connect(role, channel, leader, MIB)?),
             Box::new(RdmaWrite::connect(role, channel, &device::open()?, MIB, IN_FLIGHT)?),
         ],
-        "messages" => [
+        "messages" => vec![
             Box::new(TcpSpin::connect_at(role, channel, leader, MESSAGE)?),
+            Box::new(TcpMessages::connect(role, channel, leader, MESSAGE)?),
             Box::new(RdmaSend::connect(role, channel, &device::open()?, MESSAGE)?),
         ],
-        _ => [
+        MANY => vec![
+            Box::new(SocketRing::connect(role, channel, leader, elements)?),
+            Box::new(AllReduceOfMany::connect(role, channel, leader, elements, 4)?),
+        ],
+        _ => vec![
             Box::new(SocketRing::connect(role, channel, leader, elements)?),
             Box::new(AllReduce::connect(role, channel, leader, elements)?),
         ],
@@ -123,8 +138,16 @@ fn compare(site: Site) -> io::Result<()> {
             Ok(pairs.collect::<io::Result<Vec<_>>>()?.into_iter().flatten().collect())
         },
     )?;
-    for (part, outcomes) in parts.iter().zip(outcomes.chunks_exact(2)) {
+    let mut rest = outcomes.as_slice();
+    for part in &parts {
+        let count = match *part {
+            "writes" => 4,
+            "messages" => 3,
+            _ => 2,
+        };
+        let (outcomes, behind) = rest.split_at(count);
         report(site, part, outcomes);
+        rest = behind;
     }
     Ok(())
 }
@@ -133,15 +156,16 @@ fn number_of_rounds() -> io::Result<usize> {
     mode::number("rounds", 7).map_err(io::Error::other)
 }
 
-/// Prints a part: the plain sockets, `soft0`, and the bar.
+/// Prints a part: the plain sockets, what else it has, `soft0`, and the bar.
 fn report(site: Site, part: &str, outcomes: &[Outcome]) {
-    let [sockets, ours] = outcomes else { return };
+    let [sockets, .., ours] = outcomes else { return };
     let mib_per_second = |mib: f64| move |ns: f64| mib * 1e9 / ns / 1024.0;
     let elements = f64::from(u32::try_from(ELEMENTS / MIB).unwrap_or(0));
     let (title, unit, scale): (_, _, Box<dyn Fn(f64) -> f64>) = match part {
         "writes" => ("Writes of 1 MiB", "GiB/s", Box::new(mib_per_second(1.0))),
         TLS => ("Encrypted writes of 1 MiB", "GiB/s", Box::new(mib_per_second(1.0))),
         "messages" => ("Messages of 64 B, one way", "us", Box::new(|ns| ns / 2000.0)),
+        MANY => ("all_reduce of 64 MiB, 8 ranks beside 2", "GiB/s", Box::new(mib_per_second(elements))),
         _ => ("all_reduce of 64 MiB, 2 ranks", "GiB/s", Box::new(mib_per_second(elements))),
     };
     let is_rate = unit != "us";
@@ -169,6 +193,7 @@ fn report(site: Site, part: &str, outcomes: &[Outcome]) {
         "writes" => ("at least 0.5 of TCP's rate (aim 0.8)", ratio.median >= 0.5),
         TLS => ("at least 0.7 of the rate of a TLS stream", ratio.median >= 0.7),
         "messages" => ("at most 1.3 times TCP's time", ratio.median <= 1.3),
+        MANY => return,
         _ => ("at least 0.8 of the ring's rate", ratio.median >= 0.8),
     };
     table::bar(&format!("{title}, {}", site.name()), bar, &table::spread(Some(ratio)), reached);

@@ -46,8 +46,9 @@ enum Command {
     Bindings(bindings::Options),
     /// Check what changed since a commit: formatting, lint, clippy, unit tests.
     Check(check::Options),
-    /// Run the commands of the Dockerfile, the GitHub action, the workflow and the guide's page on
-    /// CI in empty Debian systems (as root, by debootstrap).
+    /// Run the commands of the Dockerfile, the compose files, the GitHub action, the workflow and
+    /// the guide's pages in empty Debian systems (as root, by debootstrap), and the compose files
+    /// in Docker's containers, too, if it is installed.
     Containers,
     /// Compare instruction counts of the data path with the table that is committed.
     Counts(counts::Options),

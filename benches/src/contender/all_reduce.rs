@@ -1,9 +1,11 @@
-//! The sum of two ranks' elements at both: by a communicator, and by plain sockets.
+//! The sum of ranks' elements at all: by a communicator, and, of two ranks, by plain sockets.
 
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
 use std::ops::Range;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rdma_collectives::bootstrap::{Group, Place, Roles, Root, Terms};
@@ -33,16 +35,12 @@ impl AllReduce {
     ///
     /// The communicator's error, or a wrong sum.
     pub fn connect(role: Role, channel: &mut Channel, leader: IpAddr, size: usize) -> io::Result<Self> {
-        let root = match role {
-            Role::Leader => {
-                let address = TcpListener::bind((leader, 0))?.local_addr()?.to_string();
-                channel.send(&address)?;
-                address
-            }
-            Role::Follower => channel.receive()?,
-        };
-        let rank = usize::from(role == Role::Follower);
-        let place = Place { rank, ranks: 2, root: Root::Address(root), job: 1 };
+        let root = root(role, channel, leader)?;
+        Self::open(usize::from(role == Role::Follower), 2, root, size)
+    }
+
+    fn open(rank: usize, ranks: usize, root: String, size: usize) -> io::Result<Self> {
+        let place = Place { rank, ranks, root: Root::Address(root), job: 1 };
         let terms = Terms::new("benches", &(), Roles::Ranks, PATIENCE);
         let mut group = Group::meet(place, &terms).map_err(io::Error::other)?;
         let device = "soft0".parse().map_err(io::Error::other)?;
@@ -50,20 +48,21 @@ impl AllReduce {
         let mut comm = builder.open().map_err(io::Error::other)?;
         let tensor = comm.allocate::<f32>(size / size_of::<f32>()).map_err(io::Error::other)?;
         let mut this = Self { comm, tensor, _group: group };
-        this.check(rank)?;
+        this.check(rank, ranks)?;
         Ok(this)
     }
 
     /// Sums once, and leaves zeros.
-    fn check(&mut self, rank: usize) -> io::Result<()> {
+    fn check(&mut self, rank: usize, ranks: usize) -> io::Result<()> {
         let count = self.tensor.count();
-        let own = |at: usize| f32::from(u8::try_from(at % 100 + rank).unwrap_or(0));
+        let float = |value: usize| f32::from(u16::try_from(value).unwrap_or(0));
+        let own = |at: usize| float(at % 100 + rank);
         let write = |tensor: &Tensor<f32>, values: &[f32]| tensor.write(0, values).map_err(io::Error::other);
         write(&self.tensor, &(0..count).map(own).collect::<Vec<_>>())?;
         self.sum()?;
         let mut sums = vec![0.0; count];
         self.tensor.read(0, &mut sums).map_err(io::Error::other)?;
-        let expected = |at: usize| f32::from(u8::try_from(2 * (at % 100) + 1).unwrap_or(0));
+        let expected = |at: usize| float(ranks * (at % 100) + ranks * (ranks - 1) / 2);
         if let Some(at) = (0..count).find(|&at| (sums[at] - expected(at)).abs() > 0.0) {
             return Err(io::Error::other(format!("a wrong sum of element {at}: {}", sums[at])));
         }
@@ -76,6 +75,88 @@ impl AllReduce {
 
     fn run(&mut self, iterations: u64) -> io::Result<()> {
         (0..iterations).try_for_each(|_| self.sum())
+    }
+}
+
+/// Where the ranks meet: a port of the leader's that is free.
+fn root(role: Role, channel: &mut Channel, leader: IpAddr) -> io::Result<String> {
+    match role {
+        Role::Leader => {
+            let address = TcpListener::bind((leader, 0))?.local_addr()?.to_string();
+            channel.send(&address)?;
+            Ok(address)
+        }
+        Role::Follower => channel.receive(),
+    }
+}
+
+/// `all_reduce` in place, with several ranks at each side, which are threads of its process.
+#[derive(Debug)]
+pub struct AllReduceOfMany(Vec<Rank>);
+
+/// A thread with a rank: it sums as often as it is told, and then says so.
+#[derive(Debug)]
+struct Rank {
+    iterations: Sender<u64>,
+    done: Receiver<io::Result<()>>,
+}
+
+impl AllReduceOfMany {
+    /// Connects the ranks, `each` at a side, where the leader has this address, and checks a sum.
+    ///
+    /// # Errors
+    ///
+    /// The communicator's error, or a wrong sum.
+    pub fn connect(role: Role, channel: &mut Channel, leader: IpAddr, size: usize, each: usize) -> io::Result<Self> {
+        let root = root(role, channel, leader)?;
+        let first = if role == Role::Leader { 0 } else { each };
+        let this = Self((first..first + each).map(|rank| Rank::start(rank, 2 * each, root.clone(), size)).collect());
+        this.wait()?;
+        Ok(this)
+    }
+
+    fn run(&self, iterations: u64) -> io::Result<()> {
+        for rank in &self.0 {
+            rank.iterations.send(iterations).map_err(io::Error::other)?;
+        }
+        self.wait()
+    }
+
+    fn wait(&self) -> io::Result<()> {
+        self.0.iter().try_for_each(|rank| rank.done.recv().map_err(io::Error::other)?)
+    }
+}
+
+impl Rank {
+    fn start(rank: usize, ranks: usize, root: String, size: usize) -> Self {
+        let ((iterations, told), (tell, done)) = (channel(), channel());
+        thread::spawn(move || {
+            let opened = AllReduce::open(rank, ranks, root, size);
+            let (mut reduce, mut said) = match opened {
+                Ok(reduce) => (reduce, tell.send(Ok(()))),
+                Err(error) => return drop(tell.send(Err(error))),
+            };
+            while let Some(iterations) = said.ok().and_then(|()| told.recv().ok()) {
+                said = tell.send(reduce.run(iterations));
+            }
+        });
+        Self { iterations, done }
+    }
+}
+
+impl Contender for AllReduceOfMany {
+    fn name(&self) -> String {
+        format!("all_reduce over soft0, {} ranks each", self.0.len())
+    }
+
+    fn lead(&mut self, iterations: u64) -> io::Result<Duration> {
+        let start = Instant::now();
+        self.run(iterations)?;
+        Ok(start.elapsed())
+    }
+
+    fn follow(&mut self, iterations: u64) -> io::Result<()> {
+        self.run(iterations)
     }
 }
 

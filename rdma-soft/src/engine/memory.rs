@@ -123,6 +123,25 @@ impl<'a> Target<'a> {
         Self { ptr: bytes.as_mut_ptr(), len: bytes.len(), lives: PhantomData }
     }
 
+    /// Returns the number of bytes.
+    pub(crate) const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The address of the first byte, for system calls that write the bytes.
+    pub(crate) const fn as_mut_ptr(&self) -> *mut u8 {
+        self.ptr
+    }
+
+    /// Returns the first bytes as a source, at most `len`, that does not borrow their owner.
+    ///
+    /// # Safety
+    ///
+    /// The owner of the bytes keeps them as invariant 1 says for `'b`.
+    pub(super) unsafe fn first<'b>(&self, len: usize) -> Source<'b> {
+        Source { ptr: self.ptr, len: len.min(self.len), lives: PhantomData }
+    }
+
     /// Returns `len` of the bytes from `offset` on; `None` if the range does not lie in the target.
     pub(crate) fn part(&self, offset: usize, len: usize) -> Option<Self> {
         (offset <= self.len && len <= self.len - offset).then(|| Self {
@@ -186,9 +205,13 @@ impl<'a> Target<'a> {
     }
 
     /// Copies between overlapping ranges, through a local buffer. The resulting bytes are
-    /// unspecified; only the soundness of the copy matters.
+    /// unspecified; only the soundness of the copy matters. Bytes that lie in their place already
+    /// stay.
     #[cold]
     fn write_overlapping(&self, source: Source<'_>, len: usize) {
+        if core::ptr::eq(source.ptr, self.ptr) {
+            return;
+        }
         let mut block = [0_u8; 256];
         let mut at = 0;
         while at < len {

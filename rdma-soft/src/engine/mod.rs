@@ -11,8 +11,9 @@
 //! Modules import downwards: the shared tables (`tables`) and the queues import no queue pair; the
 //! common part of a queue pair (`qp`) imports the tables and queues, the services (`rc`, `uc`,
 //! `ud`) import `qp`, and this module imports the services; `objects` has the calls that create,
-//! change and destroy objects. Only `memory` accesses registered memory. Outside of it,
-//! `Engine::register` is the one place with `unsafe` code: it passes the promise of its caller on.
+//! change and destroy objects. Only `memory` accesses registered memory. Outside of it, two places
+//! have `unsafe` code: `Engine::register` passes the promise of its caller on, and
+//! `Engine::handle_incoming` relies on it.
 //!
 //! # Files
 //!
@@ -89,6 +90,7 @@ use foreign::Copies;
 use groups::Groups;
 use mr::{MrTable, PdTable};
 use peers::Peers;
+use qp::Qp;
 use rc::Rc;
 use service::{QueuePair, Service};
 use siphash::SipHash;
@@ -458,6 +460,53 @@ impl Engine {
             _ => {}
         }
         self.fail_overrun();
+    }
+
+    /// Whether a frame with `len` bytes of payload may be handled in parts, each under the header
+    /// [`behind`](Header::behind) the last: the payload is likely to have a place that
+    /// [`handle_incoming`](Self::handle_incoming) can name once the first bytes are handled.
+    pub(crate) fn may_cut(&self, link: LinkId, header: &Header, len: usize) -> bool {
+        self.connection_of(link, header, len).is_some_and(|(qp, rc, frame)| rc.may_cut(qp, &frame, &self.tables))
+    }
+
+    /// Has `read` put the next bytes of a frame's payload where they belong, at most `len`, and
+    /// handles those whose number it returns. Returns that number; `None`, without a call of
+    /// `read`, if the bytes are to be handled from elsewhere: the frame does not continue a
+    /// message, or the engine has no place for it now.
+    ///
+    /// The bytes may become visible in any order.
+    #[allow(unsafe_code, reason = "the payload and its place are the same bytes")]
+    pub(crate) fn handle_incoming(
+        &mut self,
+        link: LinkId,
+        header: &Header,
+        len: usize,
+        read: impl FnOnce(Target<'_>) -> usize,
+    ) -> Option<usize> {
+        let (qp, rc, frame) = self.connection_of(link, header, len)?;
+        let target = rc.place(qp, link, &frame, len, &self.tables)?;
+        let count = read(target).min(target.len());
+        // SAFETY: `first` requires that the owner keeps the bytes while the source is in use, which
+        // is during the call of `handle_frame`. They lie in a region, whose memory stays until
+        // `deregister` returns (`register`); that call needs the engine, which this one has.
+        let payload = unsafe { target.first(count) };
+        if count > 0 {
+            self.handle_frame(link, header, payload);
+        }
+        Some(count)
+    }
+
+    /// The reliable connection that a frame of a link is for, with the frame.
+    fn connection_of(&self, link: LinkId, header: &Header, len: usize) -> Option<(&Qp, &Rc, Frame)> {
+        let frame = Frame::decode(header, len)?;
+        if !frame.kind.is_of_connection() || !self.tables.peers.leads_to(link, Slot::of_qpn(frame.from)) {
+            return None;
+        }
+        let index = self.tables.own_index(Host::LOCAL, frame.to)?;
+        match self.qps.get(QpId(index)).ok()? {
+            QueuePair { qp, service: Service::Rc(rc) } => Some((qp, rc, frame)),
+            _ => None,
+        }
     }
 
     /// Handles a frame whose sender names a process that the link does not lead to. Such a frame is

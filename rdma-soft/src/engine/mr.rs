@@ -379,6 +379,13 @@ impl MrTable {
         done == payload.len()
     }
 
+    /// Returns the bytes of a list from `skip` on that lie in one entry, at most `len`, if `pd` may
+    /// write them.
+    pub(super) fn next_target(&self, pd: PdId, list: &[ibv_sge], skip: u32, len: usize) -> Option<Target<'_>> {
+        let (sge, skip, left) = entry_at(list, skip as usize)?;
+        self.local_target(pd, sge, skip, len.min(left))
+    }
+
     #[inline(always)]
     pub(super) fn local_target(&self, pd: PdId, sge: &ibv_sge, skip: usize, len: usize) -> Option<Target<'_>> {
         let mr = self.usable(sge.lkey, pd, LOCAL_WRITE)?;

@@ -5,7 +5,7 @@ use rdma_sys::{ibv_wc_opcode, ibv_wc_status};
 use super::Outbound;
 use super::cq::set_imm;
 use super::limits::{MAX_MESSAGE, SHORTEST_LIMIT};
-use super::memory::{Gather, Source};
+use super::memory::{Gather, Source, Target};
 use super::mr::{LOCAL_WRITE, REMOTE_WRITE};
 use super::qp::Qp;
 use super::queue::SendWqe;
@@ -59,10 +59,17 @@ pub(super) fn push_piece(
 /// write to the memory.
 #[inline]
 pub(super) fn write_payload(qp: &Qp, frame: &Frame, payload: Source<'_>, tables: &Tables) -> bool {
-    // Check the whole range with each piece: the region may be deregistered between two pieces.
-    let whole = tables.mrs.target(frame.key, qp.pd, REMOTE_WRITE, frame.addr, frame.total as usize);
-    let part = whole.and_then(|target| target.part(frame.offset() as usize, payload.len()));
+    let part = write_target(qp, frame, payload.len(), tables);
     part.map(|target| target.write_from(payload, frame.origin())).is_some()
+}
+
+/// Returns where `len` bytes of a write's payload belong, if the region allows remote writes and
+/// the processor can write to it.
+#[inline]
+pub(super) fn write_target<'a>(qp: &Qp, frame: &Frame, len: usize, tables: &'a Tables) -> Option<Target<'a>> {
+    // Check the whole range with each piece: the region may be deregistered between two pieces.
+    let whole = tables.mrs.target(frame.key, qp.pd, REMOTE_WRITE, frame.addr, frame.total as usize)?;
+    whole.part(frame.offset() as usize, len)
 }
 
 /// Completes the oldest receive request.

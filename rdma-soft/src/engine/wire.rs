@@ -35,6 +35,15 @@ impl Header {
         self.0[0] |= (CACHED as u64) << 8;
         self
     }
+
+    /// The header of the payload behind the first `len` bytes of a frame that may be cut
+    /// ([`Engine::may_cut`](super::Engine::may_cut)). The acknowledgement goes with those bytes.
+    pub(crate) const fn behind(mut self, len: u32) -> Self {
+        self.0[0] &= !((ACK as u64) << 8);
+        // The payload of such a frame lies in its message, so the offset's half has no carry.
+        self.0[4] = self.0[4].wrapping_add(len as u64);
+        self
+    }
 }
 
 /// The kind of a frame.

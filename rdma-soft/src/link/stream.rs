@@ -15,7 +15,13 @@
 //! at once waits in the buffer; when the socket is writable again, the agent goes on
 //! (`node/agent.rs`). A peer that does not read blocks only the frames to itself.
 //!
-//! The receiver reads up to 256 KiB at once, and the engine handles the frames where they lie.
+//! The receiver reads up to 256 KiB at once, and the engine handles the frames where they lie. The
+//! payload of a large frame that has arrived in part is handled in parts: first the bytes that are
+//! in the buffer, then those that the kernel or the decryption puts where the engine says
+//! ([`Handler::fill`]), and the last ones from the buffer again, because a program may wait for
+//! them in memory and then read those before. Nothing is left between two parts but the header of
+//! the rest: each part is a frame to the engine, with all of its checks. Behind such a frame little
+//! is read at once, since the next one is probably large, too.
 
 use core::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -40,6 +46,16 @@ const HEAD: usize = 4 + 8 * HEADER_WORDS;
 const SEND_BUFFER: usize = 1 << 20;
 /// Bytes that one call reads.
 const RECEIVE_BUFFER: usize = 256 << 10;
+/// Bytes that one call reads behind large frames, and the number of small frames that end this.
+const SHORT_READ: usize = 4 << 10;
+const SMALL_FRAMES: u32 = 16;
+/// The last bytes of a payload, which are copied after those before them are in place.
+const TAIL: usize = 64;
+/// Bytes that are read behind a payload: its last ones, and the head of the next frame with the
+/// first bytes of its payload, which are handled before the next ones have a place.
+const BEHIND: usize = TAIL + HEAD + 64;
+/// The fewest bytes that are read to their place by a call of their own.
+const FEWEST: usize = 4 << 10;
 
 /// The reason why a link has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +75,63 @@ impl fmt::Display for Ended {
             Self::Failed(error) => write!(f, "the connection has failed: {error}"),
             Self::Corrupt => f.write_str("the peer has written an impossible value into the link"),
         }
+    }
+}
+
+/// What handles the frames of a link.
+pub(crate) trait Handler {
+    /// Handles a frame.
+    fn handle(&mut self, header: &Header, payload: Source<'_>);
+
+    /// Whether a frame with `len` bytes of payload may be handled in parts, each under the header
+    /// [`behind`](Header::behind) the last.
+    fn may_cut(&self, header: &Header, len: usize) -> bool;
+
+    /// Has `read` put the next bytes of a frame's payload where they belong, at most `len`, and
+    /// handles those whose number it returns. Returns that number; `None`, without a call of
+    /// `read`, if the bytes have no place now.
+    fn fill(&mut self, header: &Header, len: usize, read: impl FnOnce(Target<'_>) -> usize) -> Option<usize>;
+}
+
+/// A function that handles whole frames.
+#[cfg(test)]
+pub(crate) struct Each<F>(F);
+
+#[cfg(test)]
+impl<F: FnMut(&Header, Source<'_>)> Each<F> {
+    pub(crate) fn new(handle: F) -> Self {
+        Self(handle)
+    }
+}
+
+#[cfg(test)]
+impl<F: FnMut(&Header, Source<'_>)> Handler for Each<F> {
+    fn handle(&mut self, header: &Header, payload: Source<'_>) {
+        self.0(header, payload);
+    }
+
+    fn may_cut(&self, _header: &Header, _len: usize) -> bool {
+        false
+    }
+
+    fn fill(&mut self, _header: &Header, _len: usize, _read: impl FnOnce(Target<'_>) -> usize) -> Option<usize> {
+        None
+    }
+}
+
+/// A frame of which some bytes were handled.
+#[derive(Debug, Clone, Copy)]
+struct Rest {
+    header: Header,
+    /// Bytes of the payload that are left.
+    len: usize,
+}
+
+impl Rest {
+    /// What is left after some more bytes.
+    fn behind(self, count: usize) -> Option<Self> {
+        let len = self.len.checked_sub(count).filter(|len| *len != 0)?;
+        Some(Self { header: self.header.behind(u32::try_from(count).ok()?), len })
     }
 }
 
@@ -84,6 +157,10 @@ pub(crate) struct Stream {
     /// one system call as they do otherwise, and the kernel tells the agent or a thread that waits.
     is_full: bool,
     inbound: ReceiveBuffer,
+    /// The frame that is being handled in parts. The buffer begins behind those that were.
+    rest: Option<Rest>,
+    /// Small frames until reads are long again.
+    short_reads: u32,
     /// Bytes may be waiting in the socket.
     may_read: bool,
     /// A look has read all that the socket had, and [`drain`](Self::drain) has not run since.
@@ -103,6 +180,8 @@ impl Stream {
             out: SendBuffer::new(SEND_BUFFER),
             is_full: false,
             inbound: ReceiveBuffer::new(),
+            rest: None,
+            short_reads: 0,
             may_read: true,
             is_emptied: false,
             backlog: Backlog::None,
@@ -130,7 +209,8 @@ impl Stream {
     /// Whether there is nothing to receive or to send. Reads the socket, or asks the kernel about
     /// it while the socket is full.
     pub(crate) fn is_idle(&mut self) -> bool {
-        if self.may_continue() || self.ended.is_some() || self.inbound.has_frame() {
+        // Only a drain knows where the rest of a frame belongs.
+        if self.may_continue() || self.ended.is_some() || self.rest.is_some() || self.inbound.has_frame() {
             return false;
         }
         if self.is_full {
@@ -141,7 +221,7 @@ impl Stream {
         match self.read() {
             Ok(_) => {
                 self.is_emptied = self.inbound.has_space();
-                !self.inbound.has_frame()
+                self.is_emptied && !self.inbound.has_frame() && self.large_part().is_none()
             }
             // The next drain reports the end.
             Err(ended) => {
@@ -151,27 +231,17 @@ impl Stream {
         }
     }
 
-    /// Passes inbound frames to `handle` until there is none or `budget` bytes were handled. True
+    /// Passes inbound frames to `handler` until there is none or `budget` bytes were handled. True
     /// when frames may be left.
-    pub(crate) fn drain(
-        &mut self,
-        budget: &mut usize,
-        mut handle: impl FnMut(&Header, Source<'_>),
-    ) -> Result<bool, Ended> {
+    pub(crate) fn drain(&mut self, budget: &mut usize, mut handler: impl Handler) -> Result<bool, Ended> {
         let (is_emptied, mut has_handled) = (core::mem::take(&mut self.is_emptied), false);
         if self.is_full {
             self.look_at_full_socket();
         }
         loop {
             while *budget > 0 {
-                let (header, payload) = match self.inbound.next() {
-                    Ok(Some(frame)) => frame,
-                    Ok(None) => break,
-                    Err(corrupt) => return Err(*self.ended.get_or_insert(corrupt)),
-                };
+                let Some(len) = self.handle_next(&mut handler).map_err(|ended| self.end(ended))? else { break };
                 has_handled = true;
-                let len = payload.len();
-                handle(&header, Source::of(payload));
                 *budget = budget.saturating_sub(HEAD + len);
             }
             if *budget == 0 {
@@ -184,10 +254,78 @@ impl Stream {
             if is_emptied && has_handled {
                 return Ok(false);
             }
-            if !self.read().map_err(|ended| self.end(ended))? {
+            let len = self.fill(&mut handler).map_err(|ended| self.end(ended))?;
+            has_handled |= len.is_some();
+            *budget = budget.saturating_sub(len.unwrap_or(0));
+            let has_read = match len {
+                Some(len) => len > 0 || self.may_read,
+                None => self.read().map_err(|ended| self.end(ended))?,
+            };
+            if !has_read {
                 return Ok(false);
             }
         }
+    }
+
+    /// Passes the first frame in the buffer to `handler`, or a part of one. Returns the bytes of
+    /// payload; `None` if nothing can be handled.
+    fn handle_next(&mut self, handler: &mut impl Handler) -> Result<Option<usize>, Ended> {
+        if let Some((header, len)) = self.large_part().filter(|(header, len)| handler.may_cut(header, *len)) {
+            self.inbound.take(HEAD);
+            self.rest = Some(Rest { header, len });
+            self.short_reads = SMALL_FRAMES;
+        }
+        let Some(rest) = self.rest else {
+            let Some((header, payload)) = self.inbound.next()? else { return Ok(None) };
+            let is_small = payload.len() < LARGE;
+            self.short_reads = if is_small { self.short_reads.saturating_sub(1) } else { 0 };
+            handler.handle(&header, Source::of(payload));
+            return Ok(Some(payload.len()));
+        };
+        let part = self.inbound.take(rest.len);
+        if part.is_empty() {
+            return Ok(None);
+        }
+        handler.handle(&rest.header, Source::of(part));
+        self.rest = rest.behind(part.len());
+        Ok(Some(part.len()))
+    }
+
+    /// The header of a large frame of which the buffer has a part of the payload, and the length of
+    /// the payload.
+    fn large_part(&self) -> Option<(Header, usize)> {
+        if self.rest.is_some() {
+            return None;
+        }
+        self.inbound.part().filter(|(_, len)| (LARGE..=MAX_PAYLOAD).contains(len))
+    }
+
+    /// Reads bytes of the frame that is being handled in parts to their place, and handles them.
+    /// Returns their number, 0 if the socket is empty or the call was interrupted; `None` if they
+    /// have no place or are few.
+    fn fill(&mut self, handler: &mut impl Handler) -> Result<Option<usize>, Ended> {
+        let Some(rest) = self.rest.filter(|rest| rest.len >= FEWEST) else { return Ok(None) };
+        let Self { socket, records, inbound, .. } = self;
+        let mut read = Ok(0);
+        let placed = handler.fill(&rest.header, rest.len - TAIL, |target| {
+            // The buffer is empty: all of its bytes were handled.
+            let space = inbound.space(BEHIND);
+            read = match records {
+                None => socket.read_to(target, space),
+                Some(records) => records.read_to(socket, target, space),
+            };
+            let count = *read.as_ref().unwrap_or(&0);
+            inbound.filled(count.saturating_sub(target.len()));
+            count.min(target.len())
+        });
+        let Some(placed) = placed else { return Ok(None) };
+        self.rest = rest.behind(placed);
+        // The copy faults where the place is not mapped any more, as on every other link.
+        if matches!(read, Err(os::Error { errno: Errno::EFAULT, .. })) {
+            return Ok(None);
+        }
+        self.note_read(read)?;
+        Ok(Some(placed))
     }
 
     /// Whether frames wait for the kernel.
@@ -302,6 +440,23 @@ impl Stream {
         true
     }
 
+    /// Encrypts a frame from where it lies. Those that wait are encrypted, and sent, before.
+    fn push_encrypted(&mut self, head: &[u8; HEAD], payload: &Gather<'_>) -> bool {
+        let whole = HEAD + payload.len();
+        let fits = |link: &Self| link.out.is_empty() && link.records.as_ref().is_some_and(|it| it.has_room(whole));
+        if !fits(self) && (self.flush().is_err() || !fits(self)) {
+            return false;
+        }
+        match self.records.as_mut().map(|records| records.push(head, payload)) {
+            Some(Ok(())) => true,
+            Some(Err(error)) => {
+                self.end(Ended::Failed(error));
+                false
+            }
+            None => false,
+        }
+    }
+
     /// Whether the largest frame fits into the buffer.
     fn has_room(&self) -> bool {
         self.out.fits(HEAD + MAX_PAYLOAD)
@@ -309,7 +464,8 @@ impl Stream {
 
     /// Whether frames wait here although the kernel will not tell of them.
     fn has_frames(&self) -> bool {
-        self.may_read || self.inbound.has_frame() || self.ended.is_some()
+        let has_part = self.rest.is_some() && !self.inbound.is_empty();
+        self.may_read || has_part || self.inbound.has_frame() || self.ended.is_some()
     }
 
     fn end(&mut self, ended: Ended) -> Ended {
@@ -326,18 +482,23 @@ impl Stream {
 
     /// Reads once; false if the socket is empty.
     fn read(&mut self) -> Result<bool, Ended> {
-        self.may_read = true;
-        let space = self.inbound.space();
+        // The rest of a frame that has no place now is read at once.
+        let is_short = self.short_reads > 0 && self.rest.is_none_or(|rest| rest.len < FEWEST);
+        let space = self.inbound.space(if is_short { SHORT_READ } else { RECEIVE_BUFFER });
         let read = match &mut self.records {
             None => self.socket.read(space),
             Some(records) => records.read(&self.socket, space),
         };
+        self.inbound.filled(*read.as_ref().unwrap_or(&0));
+        self.note_read(read)
+    }
+
+    /// Notes how a read has ended; false if the socket is empty.
+    fn note_read(&mut self, read: os::Result<usize>) -> Result<bool, Ended> {
+        self.may_read = true;
         match read {
             Ok(0) => Err(Ended::Closed),
-            Ok(count) => {
-                self.inbound.filled(count);
-                Ok(true)
-            }
+            Ok(_) => Ok(true),
             Err(os::Error { errno: Errno::EAGAIN, .. }) => {
                 self.may_read = false;
                 Ok(false)
@@ -373,11 +534,13 @@ impl Outbound for Stream {
         if payload.len() > MAX_PAYLOAD || self.ended.is_some() {
             return false;
         }
-        // Encryption copies in any case.
-        if payload.len() >= LARGE && self.records.is_none() {
+        if payload.len() >= LARGE {
             let mut head = [0; HEAD];
             write_head(&mut head, len, header);
-            return self.push_large(&head, payload);
+            return match self.records {
+                None => self.push_large(&head, payload),
+                Some(_) => self.push_encrypted(&head, payload),
+            };
         }
         let Some(space) = self.out.reserve(HEAD + payload.len()) else { return false };
         let (head, body) = space.split_at_mut(HEAD);
@@ -396,6 +559,15 @@ fn write_head(head: &mut [u8], len: u32, header: &Header) {
     for (bytes, word) in head[4..].chunks_exact_mut(8).zip(header.0) {
         bytes.copy_from_slice(&word.to_le_bytes());
     }
+}
+
+/// Reads the header before a payload.
+fn read_head(head: &[u8]) -> Header {
+    let mut header = Header::default();
+    for (word, bytes) in header.0.iter_mut().zip(head[4..].chunks_exact(8)) {
+        *word = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
+    }
+    header
 }
 
 /// Whole frames in order, each in one piece. When the rest of the memory is too short for a frame,
@@ -472,11 +644,17 @@ struct ReceiveBuffer {
     bytes: Box<[u8]>,
     read: usize,
     written: usize,
+    /// The end of the space that was given last.
+    end: usize,
 }
 
 impl ReceiveBuffer {
     fn new() -> Self {
-        Self { bytes: vec![0; RECEIVE_BUFFER].into_boxed_slice(), read: 0, written: 0 }
+        Self { bytes: vec![0; RECEIVE_BUFFER].into_boxed_slice(), read: 0, written: 0, end: 0 }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.read == self.written
     }
 
     /// The length of the payload of the first frame, if its length has arrived.
@@ -502,23 +680,35 @@ impl ReceiveBuffer {
         }
         let (head, payload) = self.bytes[self.read..self.read + whole].split_at(HEAD);
         self.read += whole;
-        let mut header = Header::default();
-        for (word, bytes) in header.0.iter_mut().zip(head[4..].chunks_exact(8)) {
-            *word = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
-        }
-        Ok(Some((header, payload)))
+        Ok(Some((read_head(head), payload)))
     }
 
-    /// Space for more bytes: never empty when no whole frame is left. Moves a part of a frame to
-    /// the start, at most once for each fill of the buffer.
-    fn space(&mut self) -> &mut [u8] {
-        if self.read == self.written {
+    /// The header of the first frame, and the length of its payload, if a part of that has arrived,
+    /// but not all.
+    fn part(&self) -> Option<(Header, usize)> {
+        let len = self.len()?;
+        let (head, payload) = self.bytes[self.read..self.written].split_at_checked(HEAD)?;
+        (1..len).contains(&payload.len()).then(|| (read_head(head), len))
+    }
+
+    /// Takes the first bytes, as many as have arrived, but at most `len`.
+    fn take(&mut self, len: usize) -> &[u8] {
+        let start = self.read;
+        self.read += len.min(self.written - start);
+        &self.bytes[start..self.read]
+    }
+
+    /// Space for more bytes, at most `most`: never empty when no whole frame is left. Moves a part
+    /// of a frame to the start, at most once for each fill of the buffer.
+    fn space(&mut self, most: usize) -> &mut [u8] {
+        if self.is_empty() {
             (self.read, self.written) = (0, 0);
         } else if self.bytes.len() - self.read < HEAD + MAX_PAYLOAD {
             self.bytes.copy_within(self.read..self.written, 0);
             (self.read, self.written) = (0, self.written - self.read);
         }
-        &mut self.bytes[self.written..]
+        self.end = self.bytes.len().min(self.written + most);
+        &mut self.bytes[self.written..self.end]
     }
 
     fn filled(&mut self, count: usize) {
@@ -527,7 +717,7 @@ impl ReceiveBuffer {
 
     /// Whether the last read left space: then the socket had no more.
     fn has_space(&self) -> bool {
-        self.written < self.bytes.len()
+        self.written < self.end
     }
 }
 

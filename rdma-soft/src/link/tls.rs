@@ -149,6 +149,7 @@ mod absent {
     use std::time::Instant;
 
     use super::{SEED, TlsError};
+    use crate::engine::{Gather, Target};
     use crate::os::{self, tcp::Tcp};
 
     /// The encryption of a connection, of which there is none.
@@ -160,7 +161,19 @@ mod absent {
             match *self {}
         }
 
+        pub(crate) fn read_to(&mut self, _socket: &Tcp, _target: Target<'_>, _behind: &mut [u8]) -> os::Result<usize> {
+            match *self {}
+        }
+
         pub(crate) fn write(&mut self, _socket: &Tcp, _bytes: [&[u8]; 2]) -> os::Result<usize> {
+            match *self {}
+        }
+
+        pub(crate) fn has_room(&self, _len: usize) -> bool {
+            match *self {}
+        }
+
+        pub(crate) fn push(&mut self, _head: &[u8], _payload: &Gather<'_>) -> os::Result<()> {
             match *self {}
         }
 

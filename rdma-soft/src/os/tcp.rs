@@ -20,14 +20,14 @@ use super::private::Private;
 use super::socket::kernel_socket;
 use super::thread::NoCancellation;
 use super::{Error, Named, Result};
-use crate::engine::Gather;
 use crate::engine::limits::MAX_SGE;
+use crate::engine::{Gather, Target};
 
 /// Milliseconds without an acknowledgement after which the peer counts as dead, unless its host
 /// answers and its process does not read ([`Tcp::waits_for_peer`]).
 const USER_TIMEOUT: u32 = 10_000;
-/// A host has answered if it did so in this many milliseconds.
-const RECENT: u32 = 2_000;
+/// The kernel's times of acknowledgements are as exact as this, in milliseconds.
+const COARSE: u128 = 50;
 /// Unanswered questions whether a peer reads again after which its host counts as dead. The kernel
 /// asks more and more rarely.
 const MAX_PROBES: u8 = 3;
@@ -49,6 +49,8 @@ pub(crate) struct Tcp(Private);
 pub(crate) struct Patience {
     /// Bytes that the peer had acknowledged at the last look.
     acked: u64,
+    /// The last look at which these were more than before, or the first one.
+    moved: Option<Instant>,
     /// The peer's host has answered that its process does not read: no time is limited.
     is_unlimited: bool,
 }
@@ -230,13 +232,32 @@ impl Tcp {
         }
         message.msg_iov = parts.as_mut_ptr();
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-        // SAFETY: sendmsg(2) requires an open descriptor, which `self` owns, and a valid message. It
+        // SAFETY: sendmsg(2) requires an open descriptor, which `self` owns, and a good message: it
         // has no name and no control data, and as many entries of the local array as were set. They
         // name bytes that the kernel reads during the call: the slices are borrowed, and a `Source`
         // is readable for its lifetime, also while others write (invariant 1 of
         // `engine/memory.rs`).
         let sent = unsafe { libc::syscall(libc::SYS_sendmsg, self.raw(), &raw const message, flags) };
         usize::try_from(sent).map_err(|_| Error { call: "sendmsg", errno: Errno::last() })
+    }
+
+    /// Reads bytes that have arrived to the target, and those behind them to the slice: as many as
+    /// both have, 0 at the end of the connection. `EAGAIN` if there are none; `EFAULT` if the
+    /// target begins with memory that is not mapped. Other threads may access the target meanwhile.
+    pub(crate) fn read_to(&self, target: Target<'_>, behind: &mut [u8]) -> Result<usize> {
+        let mut parts = [
+            libc::iovec { iov_base: target.as_mut_ptr().cast(), iov_len: target.len() },
+            libc::iovec { iov_base: behind.as_mut_ptr().cast(), iov_len: behind.len() },
+        ];
+        // SAFETY: `zeroed` requires that zeros are a value: an `msghdr` is pointers and numbers.
+        let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+        (message.msg_iov, message.msg_iovlen) = (parts.as_mut_ptr(), 2);
+        // SAFETY: recvmsg(2) requires an open descriptor, which `self` owns, and a good message: it
+        // has no name and no control data, and the two entries of the local array. They name bytes
+        // that the kernel writes during the call: a `Target` is writable for its lifetime, also
+        // while others access it (invariant 1 of `engine/memory.rs`), and the slice is borrowed.
+        let read = unsafe { libc::syscall(libc::SYS_recvmsg, self.raw(), &raw mut message, libc::MSG_DONTWAIT) };
+        usize::try_from(read).map_err(|_| Error { call: "recvmsg", errno: Errno::last() })
     }
 
     /// Whether a read and whether a write would do more than fail with `EAGAIN`.
@@ -260,15 +281,21 @@ impl Tcp {
     /// `ETIMEDOUT` if the host has stopped answering meanwhile.
     pub(crate) fn waits_for_peer(&self, patience: &mut Patience) -> Result<bool> {
         if self.is_acknowledged() {
+            patience.moved = None;
             self.limit_silence(patience, true)?;
             return Ok(false);
         }
         let info = self.info()?;
         let is_stuck = core::mem::replace(&mut patience.acked, info.bytes_acked) == info.bytes_acked;
+        let moved = *patience.moved.get_or_insert_with(Instant::now);
         if !is_stuck {
+            patience.moved = Some(Instant::now());
             self.limit_silence(patience, true)?;
         } else if !patience.is_unlimited {
-            let answers = info.unacked == 0 || info.last_ack_recv < RECENT;
+            // An answer that takes no bytes has come since. Earlier ones may be of a host that has
+            // died meanwhile.
+            let has_answered = u128::from(info.last_ack_recv) + COARSE < moved.elapsed().as_millis();
+            let answers = info.unacked == 0 || has_answered;
             if answers && info.probes == 0 {
                 self.limit_silence(patience, false)?;
             }

@@ -123,6 +123,10 @@ pub(crate) fn answer(side: &mut Side, command: &str, rest: &str) -> String {
         ("peek", &[offset, len]) => side.peek(offset, len).iter().map(|b| format!("{b:02x}")).collect(),
         ("word", &[offset]) => side.word(offset).to_string(),
         ("dereg", &[]) => side.deregister().to_string(),
+        ("renew", &[]) => {
+            assert_eq!(side.set_state(ibv_qp_state::IBV_QPS_RESET), 0);
+            done()
+        }
         ("error", &[]) => side.set_state(ibv_qp_state::IBV_QPS_ERR).to_string(),
         ("state", &[]) => side.state().0.to_string(),
         ("sleep", &[_]) => done(),

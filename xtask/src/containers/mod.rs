@@ -5,9 +5,15 @@
 //!
 //! A system is a folder that debootstrap fills, and a command runs there by chroot, in mount and
 //! process namespaces of its own. No image is pulled, and no service of the files' systems is used.
+//!
+//! The Dockerfile's system is also an image, `FROM scratch`, whose containers Docker runs as the
+//! compose files say, if it is installed.
 
 mod compose;
+mod docker;
 mod dockerfile;
+mod job;
+mod kubernetes;
 mod root;
 mod workflow;
 
@@ -15,9 +21,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::lint;
-use crate::system::{make, output, read};
+use crate::system::{make, output, read, remove};
 use compose::{Service, services};
+use docker::Docker;
 use dockerfile::{Instruction, instructions};
+use job::Job;
 use root::{Machine, Pod, Root};
 use workflow::{Step, steps};
 
@@ -45,7 +53,9 @@ pub(crate) fn run() -> Result<(), String> {
     let page = read(&root.join(PAGE))?;
     let of = |file: &'static str| move |error: String| format!("{file}: {error}");
     let image = build(&machine, &root, &read(&root.join(DOCKERFILE))?).map_err(of(DOCKERFILE))?;
-    compose(&services(&read(&root.join(COMPOSE))?)?, &image).map_err(of(COMPOSE))?;
+    let two = read(&root.join(COMPOSE))?;
+    compose(&services(&two)?, &image).map_err(of(COMPOSE))?;
+    jobs(&root, &image, &two)?;
     build(&machine, &root, &blocks(&page, "dockerfile")).map_err(of(PAGE))?;
     let runner = machine.system("runner")?;
     runner.run(&["sh", "-c"], OF_RUNNER, "/")?;
@@ -57,6 +67,25 @@ pub(crate) fn run() -> Result<(), String> {
     }
     for (file, text) in [(WORKFLOW, workflow), (PAGE, blocks(&page, "yaml"))] {
         follow(&runner, &steps(&text)?, &action).map_err(of(file))?;
+    }
+    Ok(())
+}
+
+/// Runs a job over three containers and, in Docker, the two of the compose file `two`.
+fn jobs(checkout: &Path, image: &Root, two: &str) -> Result<(), String> {
+    let of = |file: &'static str| move |error: String| format!("{file}: {error}");
+    let job = Job::read(checkout)?;
+    let folder = checkout.join("target/xtask/containers");
+    remove(&folder.join("job"))?;
+    job.in_namespaces(checkout, image, &folder.join("job")).map_err(of(job::COMPOSE))?;
+    match Docker::find(&folder.join("docker")) {
+        Ok(docker) => {
+            docker.image(image)?;
+            job.in_docker(&docker).map_err(of(job::COMPOSE))?;
+            let project = docker.project("two", two)?;
+            docker.type_lines(&project, &commands(two), &[]).map_err(of(COMPOSE))?;
+        }
+        Err(why) => println!("SKIPPED: Docker's own containers: {why}"),
     }
     Ok(())
 }
@@ -87,6 +116,13 @@ fn compose(services: &[Service], image: &Root) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// The commands that the head of a compose file names.
+fn commands(file: &str) -> String {
+    let head: Vec<_> = file.lines().map_while(|line| line.strip_prefix('#')).collect();
+    let quoted = head.join(" ");
+    quoted.split('`').skip(1).step_by(2).map(|command| format!("{command}\n")).collect()
 }
 
 /// The contents of a page's blocks of one language.
@@ -180,6 +216,8 @@ mod tests {
         }
         assert_eq!(steps(&read(&root.join(ACTION)).unwrap()).unwrap().len(), 3);
         let services = services(&read(&root.join(COMPOSE)).unwrap()).unwrap();
+        let lines = commands(&read(&root.join(COMPOSE)).unwrap());
+        assert_eq!(lines, "docker compose run --rm client\ndocker compose down\n");
         let [host, others @ ..] = &services[..] else { panic!("there is no service") };
         assert_eq!((others.len(), host.host()), (2, Ok(None)));
         assert!(others.iter().all(|service| service.host() == Ok(Some(&host.name))), "{services:?}");

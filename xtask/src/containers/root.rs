@@ -21,9 +21,14 @@ mkdir -p "$1/shared"
 mount --bind "$2" "$1/shared"
 exec chroot "$1" bash -c 'PATH=$PATH:$(tr "\n" : <"$GITHUB_PATH"); cd "$0"; exec "$@"' "${@:3}""#;
 
-/// Holds a network and a pid namespace of its own, whose processes are killed with it. Prints its
-/// number in the pid namespace of its caller, whose `/proc` it still sees.
-const HOLD: &str = "set -e; ip link set lo up; read -r pid rest </proc/self/stat; echo $pid; exec sleep infinity";
+/// Its number in the pid namespace of its caller, whose `/proc` it still sees.
+const NUMBER: &str = "read -r pid rest </proc/self/stat";
+/// Holds namespaces of its own, whose processes are killed with it.
+const HOLD: &str = "echo $pid; exec sleep infinity";
+/// Makes the hosts of namespaces.sh in the folder $1, with a route to everywhere, as a container
+/// has.
+const HOSTS: &str = "mount -t proc proc /proc; . tests/vm/namespaces.sh; make_hosts \"$1\"
+for host in 1 2 3; do enter_host $host ip route add default dev eth0; done";
 
 /// Makes systems.
 #[derive(Debug)]
@@ -71,21 +76,35 @@ impl Machine {
     }
 }
 
-/// A network and a pid namespace, in which systems run programs at the same time.
+/// A network and a pid namespace, in which systems run programs at the same time; or one with
+/// several hosts, which have network namespaces of their own.
 #[derive(Debug)]
 pub(super) struct Pod {
     /// The holder of the namespaces.
     holder: Child,
     /// The number of the first process of the pid namespace.
     first: String,
+    /// The folder of its hosts, if it has several.
+    hosts: PathBuf,
 }
 
 impl Pod {
     pub(super) fn new() -> Result<Self, String> {
+        Self::with("ip link set lo up", Path::new("/"), Path::new(""))
+    }
+
+    /// The hosts of tests/vm/namespaces.sh, in an empty folder.
+    pub(super) fn of_hosts(checkout: &Path, folder: &Path) -> Result<Self, String> {
+        make(folder)?;
+        Self::with(HOSTS, checkout, folder)
+    }
+
+    fn with(script: &str, current: &Path, hosts: &Path) -> Result<Self, String> {
         let mut unshare = Command::new("unshare");
-        unshare.args(["--net", "--pid", "--fork", "--kill-child", "bash", "-c", HOLD]).stdout(Stdio::piped());
+        unshare.args(["--net", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c"]).current_dir(current);
+        unshare.arg(format!("set -e\n{NUMBER}\n{script}\n{HOLD}")).arg("bash").arg(hosts).stdout(Stdio::piped());
         let holder = unshare.spawn().map_err(|error| format!("cannot run unshare: {error}"))?;
-        let mut pod = Self { holder, first: String::new() };
+        let mut pod = Self { holder, first: String::new(), hosts: hosts.to_owned() };
         let out = pod.holder.stdout.take().ok_or("unshare has no output")?;
         BufReader::new(out).read_line(&mut pod.first).map_err(|error| error.to_string())?;
         pod.first.truncate(pod.first.trim_end().len());
@@ -136,6 +155,26 @@ impl Root {
         command.args(["unshare", "--mount", "--ipc", "--uts", "--cgroup"]);
         self.enter(&mut command, "/").args(words);
         command
+    }
+
+    /// A command for a program on one of the hosts of a pod and, as a container has them, in mount,
+    /// ipc, pid and cgroup namespaces of its own.
+    pub(super) fn command_on(&self, pod: &Pod, host: usize, words: &[String]) -> Command {
+        let namespace = |kind: &str| format!("--{kind}={}/{host}/{kind}", pod.hosts.display());
+        let mut command = Command::new("timeout");
+        command.args([LIMIT, "nsenter", "--target", &pod.first, "--mount", "--pid"]);
+        command.args(["nsenter", &namespace("net"), &namespace("uts")]);
+        command.args(["unshare", "--mount", "--ipc", "--cgroup", "--pid", "--fork", "--kill-child"]);
+        self.enter(&mut command, "/").args(words);
+        command
+    }
+
+    /// Packs its files, without what only this machine needs.
+    pub(super) fn archive(&self, to: &Path) -> Result<(), String> {
+        let mut tar = Command::new("tar");
+        tar.args(["--create", "--one-file-system", "--numeric-owner"]);
+        tar.args(["certificates", "github-path", "shared", "src"].map(|name| format!("--exclude=./{name}")));
+        output(tar.arg("--file").arg(to).arg("--directory").arg(&self.folder).arg(".")).map(drop)
     }
 
     /// Adds the words that enter the system, and sets its environment.

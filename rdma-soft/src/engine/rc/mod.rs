@@ -26,11 +26,13 @@ mod responder;
 use super::Outbound;
 use super::directory::Card;
 use super::fault::Operations;
-use super::memory::Source;
-use super::mr::{REMOTE_ATOMIC, REMOTE_READ};
+use super::memory::{Source, Target};
+use super::mr::{REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE};
 use super::peers::Work;
 use super::qp::Qp;
+use super::receive::Receive;
 use super::tables::Tables;
+use super::transfer;
 use super::types::{Errno, Host, LinkId, Op, QpState, QpStatus, SendData, SendRequest, Transmit};
 use super::wire::{Frame, Kind};
 
@@ -252,6 +254,43 @@ impl Rc {
         }
     }
 
+    /// Whether the payload of a frame is likely to have a place after its first bytes. Nothing
+    /// waits for foreign memory, which is stored in copies of its own.
+    pub(super) fn may_cut(&self, qp: &Qp, frame: &Frame, tables: &Tables) -> bool {
+        qp.staging.is_none()
+            && match frame.kind {
+                Kind::Send => qp.rq.front_len(tables).is_some_and(|len| frame.total <= len),
+                Kind::Write => write_target(qp, frame, 0, tables).is_some(),
+                Kind::ReadData => true,
+                _ => false,
+            }
+    }
+
+    /// Where the payload of a frame belongs that continues a message: `len` bytes, or fewer if they
+    /// belong to different places. [`handle_frame`](Self::handle_frame) would put them there.
+    pub(super) fn place<'a>(
+        &self,
+        qp: &'a Qp,
+        link: LinkId,
+        frame: &Frame,
+        len: usize,
+        tables: &'a Tables,
+    ) -> Option<Target<'a>> {
+        if qp.staging.is_some() {
+            return None;
+        }
+        match frame.kind {
+            Kind::Send if self.resp.continues(qp, link, frame, tables) => {
+                let Receive { wqe, list, pd } = qp.rq.current(qp.pd)?;
+                let fits = frame.total <= wqe.total;
+                tables.mrs.next_target(pd, list, frame.offset(), len).filter(|_| fits)
+            }
+            Kind::Write if self.resp.continues(qp, link, frame, tables) => write_target(qp, frame, len, tables),
+            Kind::ReadData if answers(qp, link, frame, tables) => self.req.place(qp, frame, len, tables),
+            _ => None,
+        }
+    }
+
     /// Handles a frame when all frames before it are done.
     #[inline(always)]
     fn handle_now(
@@ -262,16 +301,12 @@ impl Rc {
         payload: Source<'_>,
         tables: &mut Tables,
     ) -> Handled {
-        // Only the connected queue pair may answer, and only over the link on which requests go to
-        // it.
-        let answers =
-            |qp: &Qp, tables: &Tables| frame.from == qp.attr.dest_qpn && tables.peers.link_of(qp.peer()) == Some(link);
         if frame.kind.is_request() {
-            if let Some(ack) = frame.carried_ack().filter(|_| answers(qp, tables)) {
+            if let Some(ack) = frame.carried_ack().filter(|_| answers(qp, link, frame, tables)) {
                 let _acknowledged = self.handle_answer(qp, &ack, Source::EMPTY, tables);
             }
             self.resp.handle_request(qp, link, frame, payload, tables)
-        } else if !answers(qp, tables) {
+        } else if !answers(qp, link, frame, tables) {
             Handled::Yes
         } else if frame.kind.is_flow() {
             self.pause(qp, frame.kind == Kind::Pause, tables);
@@ -323,4 +358,17 @@ impl Rc {
     pub(super) fn release_ack(&mut self, qp: &Qp, tables: &mut Tables) {
         self.resp.release_ack(qp, tables);
     }
+}
+
+/// Whether a frame may answer requests: only the connected queue pair may, and only over the link
+/// on which requests go to it.
+#[inline]
+fn answers(qp: &Qp, link: LinkId, frame: &Frame, tables: &Tables) -> bool {
+    frame.from == qp.attr.dest_qpn && tables.peers.link_of(qp.peer()) == Some(link)
+}
+
+/// Where `len` bytes of a write's payload belong, if the peer may write there.
+fn write_target<'a>(qp: &Qp, frame: &Frame, len: usize, tables: &'a Tables) -> Option<Target<'a>> {
+    let may_write = qp.attr.access & REMOTE_WRITE != 0;
+    transfer::write_target(qp, frame, len, tables).filter(|_| may_write)
 }

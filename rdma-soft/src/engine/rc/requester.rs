@@ -14,7 +14,7 @@ use rdma_sys::ibv_wc_status;
 use super::super::Outbound;
 use super::super::fault::Fault;
 use super::super::limits::COPY_BUDGET;
-use super::super::memory::Source;
+use super::super::memory::{Source, Target};
 use super::super::mr::LOCAL_WRITE;
 use super::super::qp::{Attributes, Qp};
 use super::super::queue::SendWqe;
@@ -601,11 +601,26 @@ impl Requester {
         Handled::Yes
     }
 
+    /// Where data belongs that continues that of the oldest request.
+    pub(super) fn place<'a>(&self, qp: &'a Qp, frame: &Frame, len: usize, tables: &'a Tables) -> Option<Target<'a>> {
+        if !self.awaits(qp, frame) || frame.offset() == 0 {
+            return None;
+        }
+        tables.mrs.next_target(qp.pd, qp.sq.list(qp.sq.head), frame.offset(), len)
+    }
+
+    /// Whether a frame has the next data of the oldest request.
+    fn awaits(&self, qp: &Qp, frame: &Frame) -> bool {
+        if frame.epoch != self.epoch() || !self.is_open(frame.number, false) || qp.sq.head >= qp.sq.next {
+            return false;
+        }
+        let wqe = qp.sq.at(qp.sq.head);
+        wqe.number == frame.number && is_expected(frame, wqe)
+    }
+
     /// Records that data is stored in foreign memory.
     pub(super) fn stored(&mut self, qp: &mut Qp, frame: &Frame, len: usize, tables: &mut Tables) {
-        let is_open = frame.epoch == self.epoch() && self.is_open(frame.number, false) && qp.sq.head < qp.sq.next;
-        let wqe = qp.sq.at(qp.sq.head);
-        if is_open && wqe.number == frame.number && is_expected(frame, wqe) {
+        if self.awaits(qp, frame) {
             self.advance(qp, frame, len, tables);
         }
     }

@@ -284,6 +284,12 @@ impl Responder {
         self.link == Some(link) && self.deaf_to != Some(frame.epoch) && self.is_next(frame)
     }
 
+    /// Whether a frame of a link continues the message in progress, so that it would be executed.
+    pub(super) fn continues(&self, qp: &Qp, link: LinkId, frame: &Frame, tables: &Tables) -> bool {
+        let is_peer = frame.from == qp.attr.dest_qpn && tables.peers.leads_to_host(link, qp.attr.dest_host);
+        is_peer && qp.hears() && self.inbound.is_some() && self.epoch == frame.epoch && self.is_current(link, frame)
+    }
+
     /// Whether a frame is the next piece of the expected message.
     fn is_next(&self, frame: &Frame) -> bool {
         if frame.number != self.expected {

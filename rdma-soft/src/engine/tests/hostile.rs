@@ -99,8 +99,17 @@ proptest! {
             if let Some((at, value)) = hostile.garble {
                 words[at] ^= value;
             }
-            let payload = vec![0xee_u8; hostile.payload];
-            world.nodes[0].engine.handle_frame(LinkId(hostile.link), &Header(words), Source::of(&payload));
+            let (link, header, payload) = (LinkId(hostile.link), Header(words), vec![0xee_u8; hostile.payload]);
+            let engine = &mut world.nodes[0].engine;
+            let put = |target: Target<'_>| {
+                target.write(Source::of(&payload));
+                payload.len()
+            };
+            // Any frame may be one that a link would cut.
+            let _may_cut = engine.may_cut(link, &header, payload.len());
+            if engine.handle_incoming(link, &header, payload.len(), put).is_none() {
+                engine.handle_frame(link, &header, Source::of(&payload));
+            }
             let due = world.nodes[0].engine.poll_timeout();
             if let Some(due) = due {
                 world.now = world.now.max(due);

@@ -12,6 +12,7 @@ mod errors;
 mod faults;
 mod foreign;
 mod hostile;
+mod incoming;
 mod oracle;
 mod progress;
 mod shared_receives;

@@ -100,6 +100,7 @@ pub(super) struct Wire {
     /// The state of a random generator that decides which pushes are refused, if any are.
     moods: Option<u64>,
     has_refused: bool,
+    has_placed: bool,
 }
 
 /// The longest payload of a frame on a link to another host, the bytes before a payload, and the
@@ -127,15 +128,44 @@ impl Wire {
 
     /// Whether this push is refused although there is room: one in three.
     fn refuses(&mut self) -> bool {
-        let Some(state) = &mut self.moods else { return false };
+        let refuses = self.random().is_some_and(|random| random % 3 == 0);
+        self.has_refused |= refuses;
+        refuses
+    }
+
+    /// The next number of the generator, if the wire has one.
+    fn random(&mut self) -> Option<u64> {
+        let state = self.moods.as_mut()?;
         // An xorshift generator; its state is never 0.
         *state |= u64::from(*state == 0);
         *state ^= *state << 13;
         *state ^= *state >> 7;
         *state ^= *state << 17;
-        let refuses = *state % 3 == 0;
-        self.has_refused |= refuses;
-        refuses
+        Some(*state)
+    }
+
+    /// Passes the next frame to an engine. A link to another host passes a part of a large payload
+    /// at a time, where it can be put in its place. Whether there was one.
+    fn pass_next(&mut self, engine: &mut Engine, link: LinkId) -> bool {
+        let Some((header, payload)) = self.frames.pop_front() else { return false };
+        let is_cut = payload.len() > 1 && engine.may_cut(link, &header, payload.len());
+        let random = if is_cut { self.random() } else { None };
+        let len = random.map_or(payload.len(), |random| 1 + random as usize % payload.len());
+        let part = Source::of(&payload[..len]);
+        let put = |target: Target<'_>| {
+            target.write(part);
+            target.len().min(len)
+        };
+        let placed = random.and_then(|_| engine.handle_incoming(link, &header, len, put));
+        self.has_placed |= placed.is_some();
+        let done = placed.unwrap_or_else(|| {
+            engine.handle_frame(link, &header, part);
+            len
+        });
+        if done < payload.len() {
+            self.frames.push_front((header.behind(done as u32), payload[done..].to_vec()));
+        }
+        true
     }
 
     pub(super) fn pop(&mut self) -> Option<(Header, Vec<u8>)> {
@@ -376,14 +406,18 @@ impl World {
         let engine = &mut self.nodes[at].engine;
         engine.release_acks();
         engine.defer_acks(lazy);
+        let [one, other] = &mut self.nodes;
+        let (here, there) = if at == 0 { (one, other) } else { (other, one) };
         for _ in 0..self.batch {
-            let Some((header, payload)) = self.nodes[1 - at].out.frames.pop_front() else { break };
-            self.nodes[at].engine.handle_frame(LINK, &header, Source::of(&payload));
+            if !there.out.pass_next(&mut here.engine, LINK) {
+                break;
+            }
             moved = true;
         }
         for _ in 0..self.batch {
-            let Some((header, payload)) = self.nodes[at].loopback.frames.pop_front() else { break };
-            self.nodes[at].engine.handle_frame(LOOPBACK, &header, Source::of(&payload));
+            if !here.loopback.pass_next(&mut here.engine, LOOPBACK) {
+                break;
+            }
             moved = true;
         }
         self.nodes[at].engine.defer_acks(false);
@@ -465,6 +499,11 @@ impl World {
         let has_refused = [&mut node.out, &mut node.loopback].map(|wire| core::mem::take(&mut wire.has_refused));
         // So does a refusal, because the next push may be taken.
         active || has_refused.contains(&true) || before != node.out.frames.len() + node.loopback.frames.len()
+    }
+
+    /// Whether a frame's payload was put in its place on the way from a node to the other.
+    pub(super) fn has_placed(&self, at: usize) -> bool {
+        self.nodes[at].out.has_placed
     }
 
     /// Returns the number of frames on their way from a node to the other.

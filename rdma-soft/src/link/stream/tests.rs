@@ -41,12 +41,13 @@ type Frames = Vec<(u64, Vec<u8>)>;
 fn drain(link: &mut Stream) -> (Frames, Result<bool, Ended>) {
     let mut frames = Vec::new();
     let mut budget = usize::MAX;
-    let drained = link.drain(&mut budget, |head, payload| {
+    let handle = Each::new(|head, payload| {
         assert_eq!(*head, header(head.0[0]));
         let mut bytes = vec![0; payload.len()];
         payload.copy_to_slice(&mut bytes);
         frames.push((head.0[0], bytes));
     });
+    let drained = link.drain(&mut budget, handle);
     (frames, drained)
 }
 
@@ -232,6 +233,106 @@ fn a_payload_that_is_not_mapped_any_more_faults_as_a_copy_of_it_does() {
     }
 }
 
+/// A handler that has every large frame in parts, and puts them together again.
+#[derive(Default)]
+struct Parts {
+    /// The header and the bytes of each frame.
+    frames: Vec<(Header, Vec<u8>)>,
+    /// The lengths of the places that are given, in turn; none for 0.
+    places: Vec<usize>,
+    /// Calls of `fill`.
+    calls: usize,
+    /// Calls of `handle`, and of `fill` with bytes.
+    handled: usize,
+}
+
+impl Parts {
+    /// The word of a header with the offset, of a frame from its start on (`header`).
+    const WHOLE: u64 = 5;
+
+    fn add(&mut self, header: &Header, bytes: &[u8]) {
+        self.handled += 1;
+        if header.0[4] == Self::WHOLE {
+            return self.frames.push((*header, bytes.to_vec()));
+        }
+        let (first, all) = self.frames.last_mut().unwrap();
+        assert_eq!(*header, first.behind(u32::try_from(all.len()).unwrap()));
+        all.extend_from_slice(bytes);
+    }
+}
+
+impl Handler for &mut Parts {
+    fn handle(&mut self, header: &Header, payload: Source<'_>) {
+        let mut bytes = vec![0; payload.len()];
+        payload.copy_to_slice(&mut bytes);
+        self.add(header, &bytes);
+    }
+
+    fn may_cut(&self, header: &Header, len: usize) -> bool {
+        assert!((LARGE..=MAX_PAYLOAD).contains(&len));
+        // A frame of an odd number is taken whole.
+        header.0[0] % 2 == 0
+    }
+
+    fn fill(&mut self, header: &Header, len: usize, read: impl FnOnce(Target<'_>) -> usize) -> Option<usize> {
+        self.calls += 1;
+        let place = self.places.get(self.calls % self.places.len().max(1)).copied().unwrap_or(len).min(len);
+        if place == 0 {
+            return None;
+        }
+        let mut bytes = vec![0; place];
+        let count = read(Target::of(&mut bytes));
+        if count > 0 {
+            self.add(header, &bytes[..count]);
+        }
+        Some(count)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 8, ..ProptestConfig::default() })]
+
+    #[test]
+    fn frames_that_are_handled_in_parts_arrive_whole_and_in_order(
+        lens in proptest::collection::vec(
+            prop_oneof![Just(MAX_PAYLOAD), Just(LARGE), Just(LARGE - 1), Just(3), LARGE..MAX_PAYLOAD, 0_usize..200],
+            1..8,
+        ),
+        cuts in proptest::collection::vec(prop_oneof![1_usize..200, 1_usize..100_000], 1..12),
+        places in proptest::collection::vec(prop_oneof![Just(usize::MAX), Just(0), 1_usize..70_000], 0..4),
+        budget in prop_oneof![Just(usize::MAX), 1_usize..100_000],
+        looks in any::<bool>(),
+    ) {
+        let bytes = |len: usize| (0..len).map(|at| (at * 7 + at / 256).to_le_bytes()[0]).collect::<Vec<_>>();
+        let (mut link, theirs) = link();
+        let mut parts = Parts { places, ..Parts::default() };
+        let sent: Vec<u8> = (0..).zip(&lens).flat_map(|(number, len)| frame(number, &bytes(*len))).collect();
+        let (mut at, mut turn) = (0, 0);
+        while at < sent.len() {
+            let end = sent.len().min(at + cuts[turn % cuts.len()]);
+            theirs.write_all(&sent[at..end], soon()).unwrap();
+            (at, turn) = (end, turn + 1);
+            loop {
+                if looks && link.is_idle() {
+                    break;
+                }
+                let before = parts.handled;
+                let more = link.drain(&mut budget.clone(), &mut parts).unwrap();
+                if !more && parts.handled == before {
+                    break;
+                }
+            }
+        }
+        prop_assert!(link.is_idle() && link.rest.is_none() && !link.has_frames());
+        let whole = parts.frames.iter().map(|(_, bytes)| bytes.len()).collect::<Vec<_>>();
+        prop_assert_eq!(whole, lens);
+        for (number, (head, payload)) in (0..).zip(&parts.frames) {
+            prop_assert_eq!(*head, header(number));
+            prop_assert!(*payload == bytes(payload.len()));
+        }
+    }
+}
+
 /// Fills the socket and some of the link's own buffer, and returns the number of frames. The side
 /// is blocked then.
 fn fill(link: &mut Stream) -> u64 {
@@ -284,7 +385,7 @@ fn a_budget_stops_a_drain_and_the_rest_comes_later() {
     theirs.write_all(&[frame(1, &[1; 100]), frame(2, b"")].concat(), soon()).unwrap();
     let mut numbers = Vec::new();
     let mut budget = 1;
-    assert_eq!(link.drain(&mut budget, |head, _| numbers.push(head.0[0])), Ok(true));
+    assert_eq!(link.drain(&mut budget, Each::new(|head, _| numbers.push(head.0[0]))), Ok(true));
     assert_eq!((numbers.as_slice(), budget), (&[1][..], 0));
     assert!(link.has_frames() && !link.is_idle());
     assert_eq!(drain(&mut link).0, [(2, vec![])]);
@@ -375,7 +476,7 @@ proptest! {
             at = end;
             let mut budget = usize::MAX;
             let mut handled = 0;
-            let drained = link.drain(&mut budget, |_, payload| handled += HEAD + payload.len());
+            let drained = link.drain(&mut budget, Each::new(|_, payload| handled += HEAD + payload.len()));
             prop_assert!(handled <= bytes.len());
             prop_assert!(matches!(drained, Ok(false) | Err(Ended::Corrupt)));
         }

@@ -21,6 +21,7 @@ use rustls::ConnectionTrafficSecrets;
 use rustls::crypto::cipher::{Iv, Nonce};
 use rustls::kernel::KernelConnection;
 
+use crate::engine::{Gather, Source, Target};
 use crate::os;
 use crate::os::tcp::Tcp;
 
@@ -119,11 +120,30 @@ impl Records {
     /// Reads bytes that have arrived: 0 at the end of the connection, `EAGAIN` if there are none,
     /// `EBADMSG` if somebody has changed them on the way. `space` is not empty.
     pub(crate) fn read(&mut self, socket: &Tcp, space: &mut [u8]) -> os::Result<usize> {
+        self.read_by(socket, space.len(), |at, bytes| space[at..at + bytes.len()].copy_from_slice(bytes))
+    }
+
+    /// Like [`read`](Self::read), to the target and what is behind it to the slice.
+    pub(crate) fn read_to(&mut self, socket: &Tcp, target: Target<'_>, behind: &mut [u8]) -> os::Result<usize> {
+        self.read_by(socket, target.len() + behind.len(), |at, bytes| {
+            let (front, back) = bytes.split_at(bytes.len().min(target.len().saturating_sub(at)));
+            if let Some(part) = target.part(at, front.len()) {
+                part.write(Source::of(front));
+            }
+            let at = (at + front.len()).saturating_sub(target.len());
+            behind[at..at + back.len()].copy_from_slice(back);
+        })
+    }
+
+    /// Reads at most `len` bytes, and passes them to `give` with the number of those before.
+    fn read_by(&mut self, socket: &Tcp, len: usize, mut give: impl FnMut(usize, &[u8])) -> os::Result<usize> {
         let inbound = &mut self.inbound;
         let mut given = 0;
         loop {
-            given += inbound.give(&mut space[given..]);
-            if given == space.len() {
+            let bytes = inbound.take(len - given);
+            give(given, bytes);
+            given += bytes.len();
+            if given == len {
                 return Ok(given);
             }
             match inbound.open(&mut *self.next, self.rekey) {
@@ -160,6 +180,32 @@ impl Records {
             Err(error) => return Err(error),
         }
         Ok(taken)
+    }
+
+    /// Whether there is space for the records of `len` bytes.
+    pub(crate) fn has_room(&self, len: usize) -> bool {
+        let each = 2 * OVERHEAD + KEY_UPDATE.len();
+        self.outbound.bytes.len() - self.outbound.filled >= len + len.div_ceil(MAX_PLAIN) * each
+    }
+
+    /// Encrypts a frame from where it lies, for which [`has_room`](Self::has_room). The payload may
+    /// change meanwhile. [`write`](Self::write) sends it.
+    pub(crate) fn push(&mut self, head: &[u8], payload: &Gather<'_>) -> os::Result<()> {
+        let Self { outbound, next, rekey, .. } = self;
+        let whole = head.len() + payload.len();
+        let mut at = 0;
+        while at < whole {
+            let len = MAX_PLAIN.min(whole - at);
+            outbound.change_key(&mut **next, *rekey)?;
+            outbound.append(len, DATA, |body| {
+                let front = &head[at.min(head.len())..head.len().min(at + len)];
+                let (first, rest) = body.split_at_mut(front.len());
+                first.copy_from_slice(front);
+                payload.copy_rest(at.saturating_sub(head.len()), Target::of(rest));
+            })?;
+            at += len;
+        }
+        Ok(())
     }
 
     /// Whether [`read`](Self::read) would return without a look at the socket.
@@ -237,24 +283,32 @@ impl Outbound {
         if len == 0 || self.bytes.len() - self.filled < more + len + OVERHEAD {
             return Ok(0);
         }
-        if is_due {
-            self.append(&KEY_UPDATE, &[], HANDSHAKE)?;
-            self.key = Key::new(next.outbound().map_err(|_| NO_KEY)?)?;
-        }
+        self.change_key(next, rekey)?;
         let first = len.min(bytes[0].len());
-        self.append(&bytes[0][..first], &bytes[1][..len - first], DATA)?;
+        self.append(len, DATA, |body| {
+            body[..first].copy_from_slice(&bytes[0][..first]);
+            body[first..].copy_from_slice(&bytes[1][..len - first]);
+        })?;
         Ok(len)
     }
 
-    /// Appends a record, for which there is space.
-    fn append(&mut self, one: &[u8], other: &[u8], kind: u8) -> os::Result<()> {
-        let len = one.len() + other.len() + 1;
+    /// Changes the key, if that is due, and tells the peer in a record, for which there is space.
+    fn change_key(&mut self, next: &mut dyn NextSecrets, rekey: u64) -> os::Result<()> {
+        if self.key.records >= rekey {
+            self.append(KEY_UPDATE.len(), HANDSHAKE, |body| body.copy_from_slice(&KEY_UPDATE))?;
+            self.key = Key::new(next.outbound().map_err(|_| NO_KEY)?)?;
+        }
+        Ok(())
+    }
+
+    /// Appends a record with `len` bytes, which `fill` writes. There is space for it.
+    fn append(&mut self, len: usize, kind: u8, fill: impl FnOnce(&mut [u8])) -> os::Result<()> {
+        let len = len + 1;
         let (head, rest) = self.bytes[self.filled..self.filled + HEAD + len + TAG].split_at_mut(HEAD);
         head.copy_from_slice(&head_of(len + TAG));
         let (body, tag) = rest.split_at_mut(len);
         let tag = tag.first_chunk_mut().ok_or(NO_KEY)?;
-        body[..one.len()].copy_from_slice(one);
-        body[one.len()..len - 1].copy_from_slice(other);
+        fill(&mut body[..len - 1]);
         body[len - 1] = kind;
         let nonce = self.key.nonce();
         self.key.key.encrypt(&nonce, head, body, tag);
@@ -285,12 +339,11 @@ struct Inbound {
 }
 
 impl Inbound {
-    /// Copies opened bytes to `space`. Returns how many.
-    fn give(&mut self, space: &mut [u8]) -> usize {
-        let count = self.plain.len().min(space.len());
-        space[..count].copy_from_slice(&self.bytes[self.plain.start..self.plain.start + count]);
-        self.plain.start += count;
-        count
+    /// Takes opened bytes, at most `most`.
+    fn take(&mut self, most: usize) -> &[u8] {
+        let start = self.plain.start;
+        self.plain.start += self.plain.len().min(most);
+        &self.bytes[start..self.plain.start]
     }
 
     /// Opens the next record; false if it has not arrived whole.

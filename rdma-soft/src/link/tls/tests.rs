@@ -7,10 +7,10 @@ use nix::errno::Errno;
 use proptest::prelude::*;
 
 use super::*;
-use crate::engine::{Gather, Header, Outbound, Slot, Source, Transmit};
+use crate::engine::{Gather, Header, Outbound, Slot, Source, Target, Transmit};
 use crate::link::hello::Identity;
 use crate::link::hosts::Hosts;
-use crate::link::stream::{Ended, Far, Stream};
+use crate::link::stream::{Each, Ended, Far, Stream};
 use crate::os;
 use crate::os::tcp::Tcp;
 
@@ -233,6 +233,56 @@ fn keys_change_after_a_number_of_records_where_both_sides_expect_it() {
 }
 
 #[test]
+fn frames_are_encrypted_from_where_they_lie_and_read_to_a_target_while_keys_change() {
+    let mut sides = Sides::new();
+    sides.writer.rekey_after(3);
+    sides.reader.rekey_after(3);
+    let text: Vec<u8> = (0..70_000_u32).map(|number| (number / 7).to_le_bytes()[0]).collect();
+    for len in [0, 1, 16_332, 16_333, 40_000, 65_536] {
+        let (head, payload) = text[..52 + len].split_at(52);
+        let (one, other) = payload.split_at(len / 3);
+        assert!(sides.writer.has_room(52 + len));
+        sides.writer.push(head, &Gather::of(&[one, other].map(Source::of))).unwrap();
+        assert_eq!(sides.writer.write(&sides.out[0], [&[], &[]]), Ok(0));
+        assert!(!sides.writer.has_unsent());
+        let mut sealed = vec![0; 100_000];
+        let count = sides.out[1].read(&mut sealed).unwrap();
+        sides.into[1].write_all(&sealed[..count], soon()).unwrap();
+        let (mut opened, mut behind) = (vec![0; 52 + len - 52.min(len)], [0; 52]);
+        let mut read = 0;
+        while read < 52 + len {
+            let (target, space) = (&mut opened[..], &mut behind[..]);
+            let (from, skip) = (read.min(target.len()), read.saturating_sub(target.len()));
+            let (target, space) = (Target::of(&mut target[from..]), &mut space[skip..52.min(len)]);
+            read += sides.reader.read_to(&sides.into[0], target, space).unwrap();
+        }
+        opened.extend_from_slice(&behind[..52.min(len)]);
+        assert!(opened == text[..52 + len], "{len}");
+        assert!(!sides.reader.has_bytes());
+    }
+    // Three frames of the longest kind have room, and a fourth has not before those are sent.
+    let payload = [Source::of(&text[..65_536])];
+    for is_free in [true, true, true, false] {
+        assert_eq!(sides.writer.has_room(52 + 65_536), is_free);
+        if is_free {
+            sides.writer.push(&text[..52], &Gather::of(&payload)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_target_gets_nothing_of_a_record_that_was_changed() {
+    let mut sides = Sides::new();
+    let mut sealed = sides.seal(&[7; 1000]);
+    sealed[500] ^= 1;
+    sides.into[1].write_all(&sealed, soon()).unwrap();
+    let mut bytes = [0; 900];
+    let read = sides.reader.read_to(&sides.into[0], Target::of(&mut bytes), &mut [0; 100]);
+    assert_eq!(read.unwrap_err().errno, Errno::EBADMSG);
+    assert_eq!(bytes, [0; 900]);
+}
+
+#[test]
 fn the_wire_shows_nothing_of_the_bytes() {
     if !can_encrypt() {
         return;
@@ -327,7 +377,7 @@ fn frames_are_carried_and_the_wire_does_not_show_them() {
             carried.extend_from_slice(&space[..count]);
             between.write_all(&space[..count], soon()).unwrap();
             let mut budget = usize::MAX;
-            let drained = theirs.drain(&mut budget, |header, payload| {
+            let handle = Each::new(|header, payload| {
                 assert_eq!(header.0, [arrived; 6]);
                 let mut bytes = vec![0; payload.len()];
                 payload.copy_to_slice(&mut bytes);
@@ -335,6 +385,7 @@ fn frames_are_carried_and_the_wire_does_not_show_them() {
                 assert!(bytes.len() as u64 == arrived * 329 && bytes.iter().all(|byte| *byte == letter));
                 arrived += 1;
             });
+            let drained = theirs.drain(&mut budget, handle);
             assert_eq!(drained, Ok(false));
         }
     }
@@ -346,7 +397,7 @@ fn frames_are_carried_and_the_wire_does_not_show_them() {
     drop(ours);
     middle.shut_down();
     between.shut_down();
-    assert_eq!(theirs.drain(&mut usize::MAX.clone(), |_, _| {}), Err(Ended::Closed));
+    assert_eq!(theirs.drain(&mut usize::MAX.clone(), Each::new(|_, _| {})), Err(Ended::Closed));
 }
 
 /// The bytes that the opener of a handshake sends, and those that the acceptor sends.

@@ -7,8 +7,8 @@
 use std::time::Duration;
 
 use super::{COPY_BUDGET, SHARE, State, number};
-use crate::engine::{Header, LinkId, PeerId, Source, Time, Transmit};
-use crate::link::stream::{Ended, Stream};
+use crate::engine::{Engine, Header, LinkId, PeerId, Source, Target, Time, Transmit};
+use crate::link::stream::{Ended, Handler, Stream};
 use crate::log::log;
 use crate::os;
 
@@ -50,6 +50,31 @@ impl Looks {
     fn found_nothing(&mut self) {
         self.polls = *POLLS.get((self.in_vain / STEP) as usize).unwrap_or(&POLLS[POLLS.len() - 1]);
         self.in_vain = self.in_vain.saturating_add(1);
+    }
+}
+
+/// The engine, for the frames of one link.
+struct Frames<'a> {
+    engine: &'a mut Engine,
+    link: LinkId,
+    /// The number of frames so far, where the parts of one count.
+    count: &'a mut u32,
+}
+
+impl Handler for Frames<'_> {
+    fn handle(&mut self, header: &Header, payload: Source<'_>) {
+        *self.count = self.count.wrapping_add(1);
+        self.engine.handle_frame(self.link, header, payload);
+    }
+
+    fn may_cut(&self, header: &Header, len: usize) -> bool {
+        self.engine.may_cut(self.link, header, len)
+    }
+
+    fn fill(&mut self, header: &Header, len: usize, read: impl FnOnce(Target<'_>) -> usize) -> Option<usize> {
+        let count = self.engine.handle_incoming(self.link, header, len, read)?;
+        *self.count = self.count.wrapping_add(u32::from(count > 0));
+        Some(count)
     }
 }
 
@@ -141,12 +166,7 @@ impl State {
     /// Counts the frames in `frames`.
     fn drain_stream(&mut self, index: usize, budget: &mut usize, frames: &mut u32) -> bool {
         let Some(Some(stream)) = self.streams.get_mut(index) else { return false };
-        let engine = &mut self.engine;
-        let handle = |header: &Header, payload: Source<'_>| {
-            *frames = frames.wrapping_add(1);
-            engine.handle_frame(number(index), header, payload);
-        };
-        match stream.drain(budget, handle) {
+        match stream.drain(budget, Frames { engine: &mut self.engine, link: number(index), count: frames }) {
             Ok(more) => {
                 *budget = (*budget).max(SHARE);
                 more

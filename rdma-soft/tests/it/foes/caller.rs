@@ -74,7 +74,7 @@ pub(super) struct Caller {
     address: IpAddr,
     victim: SocketAddr,
     /// The slot of the process that is called.
-    target: u16,
+    pub(super) target: u16,
     is_encrypted: bool,
     /// The connections that this process is opening.
     openings: Arc<Mutex<Openings>>,
@@ -192,9 +192,18 @@ fn bound_to(address: IpAddr, to: SocketAddr) -> TcpStream {
     // SAFETY: the descriptor was just made, and nobody else owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let (from, to) = (raw(SocketAddr::new(address, 0)), raw(to));
+    // Another test may listen at the port that the kernel would choose without the peer's address,
+    // or that an earlier connection had.
+    for (level, option) in [(libc::SOL_SOCKET, libc::SO_REUSEADDR), (libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT)] {
+        let (on, len) = (1_i32, libc::socklen_t::try_from(size_of::<libc::c_int>()).unwrap());
+        // SAFETY: reads `len` bytes of a live number.
+        let set =
+            unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, (&raw const on).cast::<libc::c_void>(), len) };
+        assert_eq!(set, 0);
+    }
     // SAFETY: reads `len` bytes of a live address.
     assert_eq!(unsafe { libc::bind(fd.as_raw_fd(), (&raw const from).cast(), len) }, 0);
-    // SAFETY: as above.
+    // SAFETY: reads `len` bytes of a live address, as bind does.
     let connected = unsafe { libc::connect(fd.as_raw_fd(), (&raw const to).cast(), len) };
     assert_eq!(connected, 0, "{}", io::Error::last_os_error());
     TcpStream::from(fd)
@@ -268,6 +277,15 @@ impl Pipe {
             Self::Clear(socket) => socket,
             #[cfg(feature = "tls")]
             Self::Tls(stream) => &stream.sock,
+        }
+    }
+
+    /// The connection below.
+    pub(super) fn into_socket(self) -> TcpStream {
+        match self {
+            Self::Clear(socket) => socket,
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => stream.sock,
         }
     }
 

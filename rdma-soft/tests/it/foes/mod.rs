@@ -93,16 +93,20 @@ impl Victim {
         for side in [foe, unreliable] {
             assert_eq!(side.set_state(ibv_qp_state::IBV_QPS_RESET), 0);
         }
-        foe.connect(peer);
         type M = ibv_qp_attr_mask;
-        assert_eq!(unreliable.to_init(), 0);
+        assert_eq!((foe.to_init(), unreliable.to_init()), (0, 0));
+        let (mut attr, mask) = foe.rtr_change(peer);
+        assert_eq!(foe.modify(&mut attr, mask), 0);
+        // A frame may have moved the queue pair to ERR since.
+        let (mut attr, mask) = foe.rts_change();
+        let _in_error = foe.modify(&mut attr, mask);
         let (mut attr, mask) = unreliable.rtr_change(peer);
         assert_eq!(
             unreliable.modify(&mut attr, mask & !(M::IBV_QP_MAX_DEST_RD_ATOMIC.0 | M::IBV_QP_MIN_RNR_TIMER.0)),
             0
         );
         let (mut attr, _) = unreliable.rts_change();
-        assert_eq!(unreliable.modify(&mut attr, M::IBV_QP_STATE.0 | M::IBV_QP_SQ_PSN.0), 0);
+        let _in_error = unreliable.modify(&mut attr, M::IBV_QP_STATE.0 | M::IBV_QP_SQ_PSN.0);
         for side in [foe, unreliable, &self.datagrams.side] {
             // The receives of datagrams stay until they are used: the queue may be full.
             for id in 0..8_u16 {
@@ -181,20 +185,32 @@ fn victim() {
     }
 }
 
+/// The address of the victim.
+fn there() -> SocketAddr {
+    SocketAddr::new(THERE.parse().unwrap(), own().port())
+}
+
 /// Starts the victim, which has an honest peer in this process and a hostile one.
 fn victim_and_foe() -> (Side, Puppet, Caller) {
-    let at = SocketAddr::new(THERE.parse().unwrap(), own().port());
+    let (side, victim) = attacked();
+    let foe = Caller::new(FOE.parse().unwrap(), there(), slot_of(&victim), std::env::var(TLS).unwrap() == "on");
+    (side, victim, foe)
+}
+
+fn slot_of(victim: &Puppet) -> u16 {
+    u16::try_from(victim.endpoint.qpn >> 12).unwrap()
+}
+
+/// Starts the victim, with its honest peer.
+fn attacked() -> (Side, Puppet) {
     let mut victim = Puppet::start_with("foes::victim", HERE, |command| {
-        command.env(TCP, at.to_string());
+        command.env(TCP, there().to_string());
     });
     let side = side_to(THERE, 14);
     victim.connect(side.endpoint());
     side.connect(victim.endpoint);
     talk(&side, &mut victim, 1);
-    let slot = u16::try_from(victim.endpoint.qpn >> 12).unwrap();
-    let is_encrypted = std::env::var(TLS).unwrap() == "on";
-    let foe = Caller::new(FOE.parse().unwrap(), at, slot, is_encrypted);
-    (side, victim, foe)
+    (side, victim)
 }
 
 /// What the hostile process knows of the victim, and what it makes of it.
@@ -534,6 +550,44 @@ fn almost_proved() {
     let mut pipe = foe.open(Caller::name(random, SLOT), random).unwrap();
     pipe.drain().unwrap();
     victim.finish();
+}
+
+/// A process dies in each step of a call to it, which a caller with the key makes step by step.
+#[test]
+#[ignore = "run by a_caller_learns_of_the_death_of_the_process_that_it_calls"]
+fn killed_at_each_step() {
+    let (_, first, mut foe) = victim_and_foe();
+    first.finish();
+    for step in 0..5 {
+        let (_side, mut victim) = attacked();
+        foe.target = slot_of(&victim);
+        let random = &mut Random::new(step);
+        let name = Caller::name(random, SLOT);
+        let socket = match step {
+            // Connected; half of the first message; all of it and its answer; the proof, which the
+            // victim is about to confirm or has answered; a link.
+            0 => foe.connect(),
+            1 => {
+                let socket = foe.connect();
+                (&socket).write_all(&foe.first(name, random)[..50]).unwrap();
+                socket
+            }
+            2 => foe.greet(foe.first(name, random)).unwrap().socket,
+            3 => {
+                let greeted = foe.greet(foe.first(name, random)).unwrap();
+                (&greeted.socket).write_all(&greeted.proof()).unwrap();
+                greeted.socket
+            }
+            _ => foe.open(name, random).unwrap().into_socket(),
+        };
+        victim.kill();
+        ends(&socket);
+    }
+}
+
+#[test]
+fn a_caller_learns_of_the_death_of_the_process_that_it_calls() {
+    runs_on_host("foes::killed_at_each_step", HERE);
 }
 
 /// Nothing comes instead of an answer.
