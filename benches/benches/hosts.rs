@@ -14,8 +14,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use rdma_benches::contender::{
-    AllReduce, AllReduceOfMany, Placement, RdmaSend, RdmaWrite, SocketRing, TcpFrames, TcpSpin, TcpWrites, TlsWrites,
-    WithAHost,
+    AllReduce, AllReduceOfMany, Placement, RdmaSend, RdmaWrite, SocketRing, TcpFrames, TcpMessages, TcpSpin, TcpWrites,
+    TlsWrites, WithAHost,
 };
 use rdma_benches::hosts::{Key, Site};
 use rdma_benches::pair::{self, Channel, Contenders, Outcome, Plan, Role};
@@ -106,6 +106,7 @@ fn contenders(part: &str, site: Site, role: Role, channel: &mut Channel) -> io::
         ],
         "messages" => vec![
             Box::new(TcpSpin::connect_at(role, channel, leader, MESSAGE)?),
+            Box::new(TcpMessages::connect(role, channel, leader, MESSAGE)?),
             Box::new(RdmaSend::connect(role, channel, &device::open()?, MESSAGE)?),
         ],
         MANY => vec![
@@ -139,7 +140,12 @@ fn compare(site: Site) -> io::Result<()> {
     )?;
     let mut rest = outcomes.as_slice();
     for part in &parts {
-        let (outcomes, behind) = rest.split_at(if *part == "writes" { 4 } else { 2 });
+        let count = match *part {
+            "writes" => 4,
+            "messages" => 3,
+            _ => 2,
+        };
+        let (outcomes, behind) = rest.split_at(count);
         report(site, part, outcomes);
         rest = behind;
     }

@@ -11,7 +11,7 @@ use std::process::Command;
 use std::{env, io};
 
 use crate::callgrind;
-use crate::ways::{self, datagrams, lockstep, post_poll, send_receive};
+use crate::ways::{self, beside_a_link, datagrams, lockstep, post_poll, send_receive};
 
 /// The largest difference from the table, as a share of the count.
 const TOLERANCE: f64 = 0.02;
@@ -24,8 +24,9 @@ const HEAD: &str = "\
 
 /// The counted ways, in the order of the table.
 fn names() -> impl Iterator<Item = &'static str> {
-    let ways = [&post_poll::Case::NAMES[..], &datagrams::NAMES, &send_receive::NAMES, &[lockstep::NAME]];
-    ways.into_iter().flatten().copied()
+    let one_process = [&post_poll::Case::NAMES[..], &datagrams::NAMES, &send_receive::NAMES];
+    let two_processes = [&lockstep::NAMES[..], &beside_a_link::NAMES];
+    one_process.into_iter().chain(two_processes).flatten().copied()
 }
 
 /// Goes the way with this name in a process that callgrind counts.
@@ -38,7 +39,8 @@ pub fn go(name: &str) -> io::Result<()> {
         name if post_poll::Case::NAMES.contains(&name) => ways::count::<post_poll::Case>(name),
         name if datagrams::NAMES.contains(&name) => ways::count::<datagrams::Datagrams>(name),
         name if send_receive::NAMES.contains(&name) => ways::count::<send_receive::Case>(name),
-        lockstep::NAME => lockstep::count(),
+        name if lockstep::NAMES.contains(&name) => lockstep::count(name),
+        name if beside_a_link::NAMES.contains(&name) => beside_a_link::count(name),
         _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("nothing is counted as {name}"))),
     }
 }

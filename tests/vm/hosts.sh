@@ -331,7 +331,10 @@ run() {
       stream 50 9 1
       ip link del port9
       pkill -KILL -P "$server" -f ib_write_bw || fail 'there is no server'
+      SECONDS=0
       failed "$client" 'the client'
+      # A host that is silent for 10 s is dead.
+      [ $SECONDS -lt 20 ] || fail "the client has waited for $SECONDS s"
       wait "$server" || :
       # The next host 9 has another hardware address.
       remove_host 9 && enter_host 1 ip neigh flush dev eth0 ;;

@@ -22,6 +22,7 @@ use rdma::transport::Rc;
 use rdma::{Buffer, ConnectOptions, Endpoint, InitOptions, QueuePair, RawCompletionQueue, RawQueuePair};
 use rdma_sys::{ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc, ibv_wc_status, ibv_wr_opcode};
 
+use super::beside_a_link::listen;
 use super::counted_iterations;
 use crate::callgrind::counted;
 use crate::pair::{self, Channel, Contender, Contenders, Plan, Role};
@@ -32,18 +33,23 @@ use crate::{affinity, device};
 const LEN: usize = 64;
 /// Iterations before those that are counted.
 const WARM_UP: u64 = 100;
-/// The name of the way.
-pub const NAME: &str = "message between two processes, soft0";
+/// The names of the ways: within a host, and between two.
+pub const NAMES: [&str; 2] = ["message between two processes, soft0", "message between two hosts, soft0"];
 
 /// Exchanges messages: in the leader, which callgrind counts, and in its follower.
 ///
 /// # Errors
 ///
 /// The device's error, or that of the other process.
-pub fn count() -> io::Result<()> {
+pub fn count(name: &str) -> io::Result<()> {
     let plan = Plan::new(true, 1, Duration::ZERO);
-    pair::compare(&plan, |role, channel| Ok::<Contenders, _>(vec![Box::new(Lockstep::connect(role, channel)?)]))?;
-    Ok(())
+    let connect = |role: Role, channel: &mut Channel| {
+        if name == NAMES[1] {
+            listen(role, channel)?;
+        }
+        Ok::<Contenders, _>(vec![Box::new(Lockstep::connect(role, channel)?)])
+    };
+    pair::compare(&plan, connect).map(drop)
 }
 
 /// One side of the exchange.
@@ -143,7 +149,7 @@ impl Lockstep {
 /// Both sides go as far as the arguments say, which are the same.
 impl Contender for Lockstep {
     fn name(&self) -> String {
-        NAME.into()
+        "messages in lockstep".into()
     }
 
     /// As a program does, it goes on for as long as its own arguments say.

@@ -1,5 +1,6 @@
 //! Several ways to do one thing: nanoseconds, instructions and allocations of each.
 
+pub mod beside_a_link;
 pub mod datagrams;
 pub mod lockstep;
 pub mod post_poll;

@@ -27,6 +27,9 @@
 //! says so in place of Second ([`tell_busy`]). Nothing proves that: it has the caller call again,
 //! for a time, and nothing else.
 //!
+//! Two processes agree on a link by their first slots, so that handshakes that both begin meet. The
+//! acceptor answers a call to another slot of its own with Known, and Second has the first one.
+//!
 //! A process may speak for a slot only if its host agrees: the acceptor asks the process with that
 //! slot, over a connection of its own to the opener's address (purpose [`Purpose::Confirm`]),
 //! whether it is opening a connection with that nonce. A connection between two connection managers

@@ -14,9 +14,9 @@ use super::device::{Node, Who};
 use super::meeting::{Meeting, give_up};
 use super::remote::{Opening, Remote, Stage, Stranger};
 use super::state::State;
-use crate::engine::{Gid, PeerId, Slot};
+use crate::engine::{Gid, Host, PeerId, Slot};
 use crate::link::handshake::Answer;
-use crate::link::hello::{self, First, HelloError, Opened, Purpose, Route};
+use crate::link::hello::{self, First, HelloError, Identity, Opened, Purpose, Route};
 use crate::link::hosts::HostUse;
 use crate::link::stream::{Far, Stream};
 use crate::link::tls::Records;
@@ -68,10 +68,19 @@ fn reach(node: &'static Node, remote: &Remote, host: HostUse, address: IpAddr, s
     let deadline = Instant::now() + OPENING;
     let peer = PeerId { host: host.id(), slot };
     let (mut host, mut calls, mut pause) = (Some(host), 0, BUSY);
+    // The process with the slot, once it has said who it is.
+    let (mut process, mut _further) = (None, None);
     loop {
-        let error = match open(node, remote, &mut host, address, peer) {
-            Ok(true) => return Ok(()),
-            Ok(false) => HelloError::System(os::Error { call: "the handshake", errno: Errno::ETIMEDOUT }),
+        let error = match open(node, remote, &mut host, address, peer, process) {
+            Ok(Tried::Up) => return Ok(()),
+            Ok(Tried::Has(identity)) if process != Some(identity) => {
+                process = Some(identity);
+                _further = Some(Further::new(node, peer, identity));
+                continue;
+            }
+            Ok(Tried::Has(_) | Tried::Busy) => {
+                HelloError::System(os::Error { call: "the handshake", errno: Errno::ETIMEDOUT })
+            }
             Err(error @ HelloError::Busy) => error,
             Err(error) if error.is_silence() && calls < CALLS => {
                 calls += 1;
@@ -88,27 +97,71 @@ fn reach(node: &'static Node, remote: &Remote, host: HostUse, address: IpAddr, s
     }
 }
 
-/// False if another handshake with the process is under way.
+/// The outcome of a call.
+enum Tried {
+    /// There is a link to the slot.
+    Up,
+    /// The process with the slot has this first slot, by which it must be called.
+    Has(Identity),
+    /// Another handshake with the process is under way.
+    Busy,
+}
+
+/// Calls the process with the slot of `peer`, by the first slot of `process` if that is known.
 fn open(
     node: &'static Node,
     remote: &Remote,
     host: &mut Option<HostUse>,
     address: IpAddr,
     peer: PeerId,
-) -> Result<bool, HelloError> {
-    let Some(_meeting) = Meeting::open(node, Who::Far(peer)) else { return Ok(learn(node, peer, peer.slot)) };
+    process: Option<Identity>,
+) -> Result<Tried, HelloError> {
+    let called = PeerId { slot: process.map_or(peer.slot, |process| process.slot), ..peer };
+    let known = |process: PeerId| if learn(node, process, peer.slot) { Tried::Up } else { Tried::Busy };
+    let Some(_meeting) = Meeting::open(node, Who::Far(called)) else { return Ok(known(called)) };
     let opening = Opening::new(remote)?;
     let us = remote.identity(node.lock().slots()[0]);
     let (purpose, protection) = (Purpose::Link, remote.protection);
-    let first = First { purpose, protection, target: peer.slot, opener: us, nonce: opening.nonce };
+    let first = First { purpose, protection, target: called.slot, opener: us, nonce: opening.nonce };
     let (socket, Opened { acceptor: identity, answer, records }) =
         remote.call(address, &first, Instant::now() + CALL)?;
+    if process.is_some_and(|process| process != identity) {
+        // Another process has the first slot now, and may lack the other one.
+        return Err(HelloError::Nobody);
+    }
     match answer {
-        Answer::Busy => Ok(false),
-        Answer::Known => Ok(learn(node, PeerId { slot: identity.slot, ..peer }, peer.slot)),
+        Answer::Busy => Ok(Tried::Busy),
+        Answer::Known => match known(PeerId { slot: identity.slot, ..peer }) {
+            Tried::Busy if identity.slot != called.slot => Ok(Tried::Has(identity)),
+            tried => Ok(tried),
+        },
         Answer::Welcome => {
             let Some(host) = host.take() else { return Err(HelloError::Malformed) };
-            add(node, socket, records, Far { host, identity }, peer.slot).map(|()| true)
+            add(node, socket, records, Far { host, identity }, peer.slot).map(|()| Tried::Up)
+        }
+    }
+}
+
+/// A slot of a process by which this process calls it, and which is not the first: a link that the
+/// other process sets up meanwhile serves it at once.
+struct Further {
+    node: &'static Node,
+    entry: ((Host, Identity), Slot),
+}
+
+impl Further {
+    fn new(node: &'static Node, peer: PeerId, process: Identity) -> Self {
+        let entry = ((peer.host, process), peer.slot);
+        node.meetings.further.lock().push(entry);
+        Self { node, entry }
+    }
+}
+
+impl Drop for Further {
+    fn drop(&mut self) {
+        let mut further = self.node.meetings.further.lock();
+        if let Some(at) = further.iter().position(|entry| *entry == self.entry) {
+            further.swap_remove(at);
         }
     }
 }
@@ -179,6 +232,11 @@ fn meet(
             let is_ours = remote.openings.lock().contains(&nonce);
             return Ok(if is_ours { Answer::Welcome } else { Answer::Busy });
         }
+        // Handshakes of two processes exclude each other by their first slots: the caller learns
+        // this process's, and calls that one, unless it has a link.
+        if first.target != us.slot {
+            return Ok(Answer::Known);
+        }
         link = remote.link_begins(MAX_LINKS);
         if link.is_none() {
             return Ok(Answer::Busy);
@@ -225,6 +283,7 @@ fn add(node: &Node, socket: Tcp, records: Option<Records>, far: Far, slot: Slot)
     socket.prepare_for_frames()?;
     let [from, to] = [socket.peer()?, socket.local()?].map(|end| Gid::from_address(end.ip().to_canonical()));
     let (host, identity) = (far.host.id(), far.identity);
+    let further = node.meetings.further.lock();
     let mut state = node.lock();
     if let Some((old, _)) = state.stream_to(PeerId { host, slot: identity.slot }) {
         // The slot has one process at a time: the old one has died.
@@ -239,7 +298,12 @@ fn add(node: &Node, socket: Tcp, records: Option<Records>, far: Far, slot: Slot)
         state.remove_stream(id, "it cannot be watched");
         return Err(error.into());
     }
-    for slot in if slot == identity.slot { vec![slot] } else { vec![identity.slot, slot] } {
+    let mut slots = vec![identity.slot, slot];
+    // Another thread calls the process by these.
+    slots.extend(further.iter().filter(|one| one.0 == (host, identity)).map(|one| one.1));
+    slots.sort_unstable_by_key(|one| (*one != identity.slot, one.0));
+    slots.dedup();
+    for slot in slots {
         state.engine.handle_link_up(PeerId { host, slot }, id, None);
     }
     state.engine.handle_link_route(id, from, to);

@@ -12,9 +12,12 @@ use super::faults;
 use super::remote::{Prepared, Remote};
 use super::source::Source;
 use super::state::{Sink, State};
-use crate::engine::{Area, CopyEnd, CopyId, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Gid, PeerId, QpId, Time};
+use crate::engine::{
+    Area, CopyEnd, CopyId, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Gid, Host, PeerId, QpId, Slot, Time,
+};
 use crate::link::Link;
 use crate::link::handshake::Local;
+use crate::link::hello::Identity;
 use crate::link::slot::{self, Listener};
 use crate::link::stream::Stream;
 use crate::log::log;
@@ -39,7 +42,7 @@ const DATAGRAM_PATIENCE: Duration = Duration::from_millis(1200);
 pub(super) enum Who {
     /// A process of this host, by its id.
     Near(i32),
-    /// A process of another host, by one of its slots.
+    /// A process of another host, by its first slot, or by the slot by which it is called first.
     Far(PeerId),
 }
 
@@ -55,6 +58,9 @@ pub(super) enum Part {
 pub(super) struct Meetings {
     /// This process's part in each handshake, by the other process.
     pub(super) parts: Lock<HashMap<Who, Part>>,
+    /// Slots by which processes of other hosts are called, beside their first ones. This lock is
+    /// taken before the state's.
+    pub(super) further: Lock<Vec<((Host, Identity), Slot)>>,
     /// Number of handshakes under way that peers began.
     pub(super) accepting: AtomicUsize,
 }

@@ -26,8 +26,8 @@ use crate::engine::{Gather, Target};
 /// Milliseconds without an acknowledgement after which the peer counts as dead, unless its host
 /// answers and its process does not read ([`Tcp::waits_for_peer`]).
 const USER_TIMEOUT: u32 = 10_000;
-/// A host has answered if it did so in this many milliseconds.
-const RECENT: u32 = 2_000;
+/// The kernel's times of acknowledgements are as exact as this, in milliseconds.
+const COARSE: u128 = 50;
 /// Unanswered questions whether a peer reads again after which its host counts as dead. The kernel
 /// asks more and more rarely.
 const MAX_PROBES: u8 = 3;
@@ -49,6 +49,8 @@ pub(crate) struct Tcp(Private);
 pub(crate) struct Patience {
     /// Bytes that the peer had acknowledged at the last look.
     acked: u64,
+    /// The last look at which these were more than before, or the first one.
+    moved: Option<Instant>,
     /// The peer's host has answered that its process does not read: no time is limited.
     is_unlimited: bool,
 }
@@ -279,15 +281,21 @@ impl Tcp {
     /// `ETIMEDOUT` if the host has stopped answering meanwhile.
     pub(crate) fn waits_for_peer(&self, patience: &mut Patience) -> Result<bool> {
         if self.is_acknowledged() {
+            patience.moved = None;
             self.limit_silence(patience, true)?;
             return Ok(false);
         }
         let info = self.info()?;
         let is_stuck = core::mem::replace(&mut patience.acked, info.bytes_acked) == info.bytes_acked;
+        let moved = *patience.moved.get_or_insert_with(Instant::now);
         if !is_stuck {
+            patience.moved = Some(Instant::now());
             self.limit_silence(patience, true)?;
         } else if !patience.is_unlimited {
-            let answers = info.unacked == 0 || info.last_ack_recv < RECENT;
+            // An answer that takes no bytes has come since. Earlier ones may be of a host that has
+            // died meanwhile.
+            let has_answered = u128::from(info.last_ack_recv) + COARSE < moved.elapsed().as_millis();
+            let answers = info.unacked == 0 || has_answered;
             if answers && info.probes == 0 {
                 self.limit_silence(patience, false)?;
             }

@@ -60,8 +60,9 @@ pub(crate) fn parse_endpoint(text: &str) -> Endpoint {
 }
 
 /// Runs the commands of the first process if this is the second one; otherwise returns. The options
-/// are words: `shared`, `to=ADDRESS` of the first process's host, and `nobody` for a process that
-/// root starts to be of another user.
+/// are words: `shared`, `to=ADDRESS` of the first process's host, `many` for so many queue pairs
+/// that the process has two numbers, and `nobody` for a process that root starts to be of another
+/// user.
 pub(crate) fn play() {
     let Some(options) = role() else { return };
     let mut first = first();
@@ -70,7 +71,16 @@ pub(crate) fn play() {
         become_nobody();
     }
     let peer = words().find_map(|word| word.strip_prefix("to=")).map(|address| address.parse().unwrap());
-    let config = Config { shared: words().any(|word| word == "shared"), peer, ..Config::default() };
+    let mut config = Config { shared: words().any(|word| word == "shared"), peer, ..Config::default() };
+    if words().any(|word| word == "many") {
+        // The queue pairs live as long as the process.
+        let side = Box::leak(Box::new(Side::new(Config { depth: 1, ..Config::default() })));
+        for _ in 0..4096 {
+            side.make_qp();
+        }
+        // The peer learns of the second number while requests come from there.
+        config.timeout = 18;
+    }
     let mut side = Side::new(config);
     let Endpoint { qpn, addr, rkey } = side.endpoint();
     first.tell(&format!("{qpn} {addr} {rkey}"));

@@ -12,7 +12,7 @@ use rdma_test_support::passes_alone;
 
 use crate::common::puppet::{self, Puppet};
 use crate::common::{Config, Request, Side};
-use crate::hosts::{HERE, KEY, KeyFile, SECRET, TCP, THERE, TLS, free, own, runs_on_host};
+use crate::hosts::{HERE, KEY, KeyFile, SECRET, TCP, THERE, TLS, free, own, runs_on_host, talk};
 
 /// The other process runs only this test.
 #[test]
@@ -21,8 +21,13 @@ fn other_process() {
 }
 
 fn there() -> Puppet {
+    there_with("")
+}
+
+/// A process of another host with further options.
+fn there_with(options: &str) -> Puppet {
     let address = SocketAddr::new(THERE.parse().unwrap(), own().port()).to_string();
-    Puppet::start_with("hosts_start::other_process", &format!("to={}", own().ip()), |command| {
+    Puppet::start_with("hosts_start::other_process", &format!("to={} {options}", own().ip()), |command| {
         command.env(TCP, address);
     })
 }
@@ -69,6 +74,33 @@ fn calls() {
 #[test]
 fn a_call_wakes_one_process_of_a_host() {
     runs_on_host("hosts_start::calls", HERE);
+}
+
+/// A process with so many queue pairs that it has two numbers is called by the second one, while it
+/// calls itself.
+#[test]
+#[ignore = "run by a_process_with_two_numbers_has_one_link"]
+fn two_numbers() {
+    let mut other = there_with("many");
+    let first = Side::new(Config { peer: Some(THERE.parse().unwrap()), timeout: 18, ..Config::default() });
+    other.connect(first.endpoint());
+    first.connect(other.endpoint);
+    assert_eq!(first.post_recv(1, &[first.sge(64, 64)]), 0);
+    // Both begin.
+    assert_eq!(other.ask("send 1 0 5"), "0");
+    let write = Request::new(ibv_wr_opcode::IBV_WR_RDMA_WRITE, 2, &[first.sge(0, 5)]);
+    assert_eq!(first.post(&write.remote(other.endpoint.addr, other.endpoint.rkey)), 0);
+    let mut done = [first.wait(), first.wait()].map(|wc| (wc.wr_id, wc.status.0));
+    done.sort_unstable();
+    assert_eq!(done, [(1, 0), (2, 0)]);
+    assert!(other.ask("wait").starts_with("1 0 "));
+    talk(&first, &mut other, 3);
+    other.finish();
+}
+
+#[test]
+fn a_process_with_two_numbers_has_one_link() {
+    runs_on_host("hosts_start::two_numbers", HERE);
 }
 
 /// The peer's kernel says all the time that there is no window, which is no death.

@@ -2,6 +2,7 @@
 //! below. The two processes exchange over the child's standard streams the data that verbs programs
 //! exchange.
 
+mod far;
 mod hostile;
 mod side;
 
