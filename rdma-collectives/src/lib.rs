@@ -49,7 +49,7 @@
 //!   [`Communicator::prepare`] and [`Communicator::perform`]; started, and awaited: [`Queue`].
 //! * Memory whose type of elements is known at run time: [`Communicator::untyped`].
 //! * Messages between ranks: [`Communicator::send`], [`Communicator::recv_any`] and
-//!   [`Communicator::exchange`].
+//!   [`Communicator::exchange`]; in the background, with tags: [`Mailbox`].
 //! * Algorithms as data, for those who study them: [`build`] and [`Schedule`].
 
 // The transport is chosen for each pair of ranks. If any ranks share memory, a tensor is a segment
@@ -90,6 +90,7 @@
 //   messages.rs, messages/          messages between two ranks, one or several at a time
 //   untyped.rs, untyped/            memory and operations of a type that is known at run time
 //   queue.rs, queue/                started operations, in order, on a thread
+//   mailbox.rs, mailbox/            messages in the background, in any order
 //   guide/                          pages for users, whose programs are doctests
 
 #![forbid(unsafe_code)]
@@ -117,6 +118,7 @@ mod gpu;
 pub mod guide;
 pub mod launchers;
 mod link;
+mod mailbox;
 mod memory;
 mod messages;
 mod named;
@@ -166,6 +168,7 @@ pub use execute::Traffic;
 pub use fabric::Rail;
 #[cfg(feature = "cuda")]
 pub use gpu::gpu_at;
+pub use mailbox::Mailbox;
 pub use memory::{Source, Target};
 pub use messages::Transfer;
 pub use named::Named;

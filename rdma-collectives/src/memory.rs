@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
+use rdma_mem::{SharedSlice, SharedSliceMut};
+
 use crate::Error;
+use crate::blocks::{BLOCK, bytes, parts};
 use crate::element::Element;
 use crate::tensor::Tensor;
 
@@ -10,13 +13,18 @@ use crate::tensor::Tensor;
 /// program's own memory, which is copied through tensors of the communicator.
 ///
 /// All ranks give the same kind for an operation: ranks of which some give a tensor and others a
-/// slice wait for each other in vain.
+/// slice wait for each other in vain. [`Slice`](Self::Slice) and [`Shared`](Self::Shared) are of
+/// one kind.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a, T> {
     /// So many elements of a tensor, from the first on.
     Tensor(&'a Tensor<T>, usize),
     /// Memory of the program.
     Slice(&'a [T]),
+    /// Memory of the program that others may write at the same time, such as that of an object of
+    /// another language: the elements that lie in these bytes, at any address. Those that change
+    /// during the operation are old, new, or a mixture of both.
+    Shared(SharedSlice<'a>),
 }
 
 /// What an operation writes, as [`Source`] is what it reads, and in the same way of one kind at all
@@ -27,6 +35,9 @@ pub enum Target<'a, T> {
     Tensor(&'a Tensor<T>, usize),
     /// Memory of the program.
     Slice(&'a mut [T]),
+    /// Memory of the program that others may read and write at the same time: the elements that lie
+    /// in these bytes, at any address.
+    Shared(SharedSliceMut<'a>),
 }
 
 impl<T: Element> Source<'_, T> {
@@ -36,6 +47,7 @@ impl<T: Element> Source<'_, T> {
         match self {
             Self::Tensor(_, count) => *count,
             Self::Slice(elements) => elements.len(),
+            Self::Shared(bytes) => bytes.len() / size_of::<T>(),
         }
     }
 
@@ -54,6 +66,11 @@ impl<T: Element> Source<'_, T> {
                 into.resize(elements.len(), T::zeroed());
                 tensor.read(elements.start, into)?;
             }
+            Self::Shared(all) => {
+                into.resize(elements.len(), T::zeroed());
+                let some = all.slice(bytes::<T>(elements)).map_err(|_| beyond())?;
+                some.copy_to(bytemuck::cast_slice_mut(into)).map_err(|_| beyond())?;
+            }
         }
         Ok(())
     }
@@ -63,6 +80,7 @@ impl<T: Element> Source<'_, T> {
         match self {
             Self::Slice(all) => into.write(start, part(all, elements)?),
             Self::Tensor(tensor, _) => copy(tensor, elements, into, start),
+            Self::Shared(all) => into.write_shared(start, all.slice(bytes::<T>(elements)).map_err(|_| beyond())?),
         }
     }
 }
@@ -85,6 +103,7 @@ impl<T: Element> Target<'_, T> {
         match self {
             Self::Tensor(tensor, count) => Source::Tensor(tensor, *count),
             Self::Slice(elements) => Source::Slice(elements),
+            Self::Shared(bytes) => Source::Shared(bytes.as_shared()),
         }
     }
 
@@ -97,6 +116,10 @@ impl<T: Element> Target<'_, T> {
                 Ok(())
             }
             Self::Tensor(tensor, _) => tensor.write(start, elements),
+            Self::Shared(all) => {
+                let into = all.slice(bytes::<T>(start..start + elements.len())).map_err(|_| beyond())?;
+                into.copy_from(bytemuck::cast_slice(elements).into()).map_err(|_| beyond())
+            }
         }
     }
 
@@ -108,6 +131,14 @@ impl<T: Element> Target<'_, T> {
                 Ok(())
             }
             Self::Tensor(tensor, count) => tensor.part(0..*count).change(|elements| T::scale(elements, factor)),
+            Self::Shared(_) => {
+                let mut block = Vec::new();
+                parts(0..self.len(), BLOCK / size_of::<T>()).try_for_each(|part| {
+                    self.as_source().read(part.clone(), &mut block)?;
+                    T::scale(&mut block, factor);
+                    self.write(part.start, &block)
+                })
+            }
         }
     }
 
@@ -119,6 +150,7 @@ impl<T: Element> Target<'_, T> {
                 from.read(start, all)
             }
             Self::Tensor(tensor, _) => copy(from, start..start + elements.len(), tensor, elements.start),
+            Self::Shared(all) => from.read_shared(start, all.slice(bytes::<T>(elements)).map_err(|_| beyond())?),
         }
     }
 }

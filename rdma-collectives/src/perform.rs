@@ -220,7 +220,7 @@ impl Communicator {
         Ok(())
     }
 
-    fn execute_operation<T: Element>(
+    pub(crate) fn execute_operation<T: Element>(
         &mut self,
         operation: &Operation,
         input: &Tensor<T>,

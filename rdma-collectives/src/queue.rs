@@ -27,8 +27,9 @@ use crate::Error;
 use crate::communicator::Communicator;
 
 pub use self::memory::{OwnedSource, OwnedTarget};
+use self::pending::Stop;
 pub use self::pending::{OperationError, Pending, Started, StartedWith};
-use self::pending::{Stop, pair};
+pub(crate) use self::pending::{Outcome, pair};
 
 /// A started operation, for the thread: `Err` gives the failure of an earlier one.
 type Task = Box<dyn FnOnce(Result<&mut Communicator, Error>) -> Result<(), Stop> + Send>;

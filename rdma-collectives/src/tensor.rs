@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use rdma::{ExposedRegion, ExposedSlice, RemoteSlice};
+use rdma_mem::{SharedSlice, SharedSliceMut};
 
 use crate::Error;
 use crate::blocks::{BLOCK, Blocks, bytes, parts};
@@ -110,6 +111,34 @@ impl<T: Element> Tensor<T> {
             TensorMemory::Gpu(tensor) => tensor.copy_out(at, bytes),
         };
         read.map_err(|error| self.beyond("read", start, length).unwrap_or(error))
+    }
+
+    /// Copies whole elements of memory that others may write into the tensor.
+    pub(crate) fn write_shared(&self, start: usize, from: SharedSlice<'_>) -> Result<(), Error> {
+        if let TensorMemory::Shared(tensor) = &self.memory {
+            let written = tensor.copy_in_shared(bytes::<T>(start..start).start, from);
+            return written.map_err(|error| self.beyond("written", start, from.len()).unwrap_or(error));
+        }
+        let mut copied = Ok(());
+        self.fill(start..start + from.len() / size_of::<T>(), |at, block| {
+            let part = from.slice(bytes::<T>(at..at + block.len()));
+            copied = copied.and(part.and_then(|part| part.copy_to(bytemuck::cast_slice_mut(block))));
+        })?;
+        copied.map_err(|error| Error::new(error.to_string()))
+    }
+
+    /// Copies elements of the tensor into memory that others may access.
+    pub(crate) fn read_shared(&self, start: usize, into: SharedSliceMut<'_>) -> Result<(), Error> {
+        if let TensorMemory::Shared(tensor) = &self.memory {
+            let read = tensor.copy_out_shared(bytes::<T>(start..start).start, into);
+            return read.map_err(|error| self.beyond("read", start, into.len()).unwrap_or(error));
+        }
+        let mut copied = Ok(());
+        self.for_each(start..start + into.len() / size_of::<T>(), |at, block| {
+            let part = into.slice(bytes::<T>(at..at + block.len()));
+            copied = copied.and(part.and_then(|part| part.copy_from(bytemuck::cast_slice(block).into())));
+        })?;
+        copied.map_err(|error| Error::new(error.to_string()))
     }
 
     /// The error for so many bytes that are not in the tensor; `None` if they are.

@@ -12,6 +12,8 @@ mod tests;
 use std::any::Any;
 use std::fmt;
 
+use rdma_mem::{SharedSlice, SharedSliceMut};
+
 use crate::Error;
 use crate::communicator::Communicator;
 use crate::element::{DataType, Element, ElementVisitor};
@@ -60,12 +62,15 @@ enum SourceMemory<'a> {
     Tensor(&'a dyn Any, usize),
     /// Whole elements, at an address that elements of the type may have.
     Bytes(&'a [u8]),
+    /// Whole elements, at any address.
+    Shared(SharedSlice<'a>),
 }
 
 #[derive(Debug)]
 enum TargetMemory<'a> {
     Tensor(&'a dyn Any, usize),
     Bytes(&'a mut [u8]),
+    Shared(SharedSliceMut<'a>),
 }
 
 impl<'a> UntypedSource<'a> {
@@ -77,6 +82,16 @@ impl<'a> UntypedSource<'a> {
     pub fn new(data_type: DataType, bytes: &'a [u8]) -> Result<Self, Error> {
         check(data_type, bytes)?;
         Ok(Self { data_type, memory: SourceMemory::Bytes(bytes) })
+    }
+
+    /// Elements that others may write at the same time, such as those of an object of another
+    /// language: see [`Source::Shared`].
+    ///
+    /// # Errors
+    /// `InvalidInput` if the bytes are no whole number of elements.
+    pub fn shared(data_type: DataType, bytes: SharedSlice<'a>) -> Result<Self, Error> {
+        check_whole(data_type, bytes.len())?;
+        Ok(Self { data_type, memory: SourceMemory::Shared(bytes) })
     }
 
     /// The type of the elements.
@@ -91,6 +106,7 @@ impl<'a> UntypedSource<'a> {
         match self.memory {
             SourceMemory::Tensor(_, count) => count,
             SourceMemory::Bytes(bytes) => bytes.len() / self.data_type.size(),
+            SourceMemory::Shared(bytes) => bytes.len() / self.data_type.size(),
         }
     }
 
@@ -108,6 +124,7 @@ impl<'a> UntypedSource<'a> {
         match self.memory {
             _ if self.data_type != T::TYPE => Err(other_type(self.data_type, T::TYPE)),
             SourceMemory::Tensor(tensor, count) => Ok(Source::Tensor(tensor_of(tensor)?, count)),
+            SourceMemory::Shared(bytes) => Ok(Source::Shared(bytes)),
             SourceMemory::Bytes([]) => Ok(Source::Slice(&[])),
             SourceMemory::Bytes(bytes) => {
                 let elements = bytemuck::try_cast_slice(bytes).map_err(|_| misplaced(T::TYPE))?;
@@ -127,6 +144,15 @@ impl<'a> UntypedTarget<'a> {
         Ok(Self { data_type, memory: TargetMemory::Bytes(bytes) })
     }
 
+    /// Elements that others may read and write at the same time: see [`Target::Shared`].
+    ///
+    /// # Errors
+    /// `InvalidInput` if the bytes are no whole number of elements.
+    pub fn shared(data_type: DataType, bytes: SharedSliceMut<'a>) -> Result<Self, Error> {
+        check_whole(data_type, bytes.len())?;
+        Ok(Self { data_type, memory: TargetMemory::Shared(bytes) })
+    }
+
     /// The type of the elements.
     #[must_use]
     pub fn data_type(&self) -> DataType {
@@ -139,6 +165,7 @@ impl<'a> UntypedTarget<'a> {
         match &self.memory {
             TargetMemory::Tensor(_, count) => *count,
             TargetMemory::Bytes(bytes) => bytes.len() / self.data_type.size(),
+            TargetMemory::Shared(bytes) => bytes.len() / self.data_type.size(),
         }
     }
 
@@ -156,6 +183,7 @@ impl<'a> UntypedTarget<'a> {
         match self.memory {
             _ if self.data_type != T::TYPE => Err(other_type(self.data_type, T::TYPE)),
             TargetMemory::Tensor(tensor, count) => Ok(Target::Tensor(tensor_of(tensor)?, count)),
+            TargetMemory::Shared(bytes) => Ok(Target::Shared(bytes)),
             TargetMemory::Bytes([]) => Ok(Target::Slice(&mut [])),
             TargetMemory::Bytes(bytes) => {
                 let elements = bytemuck::try_cast_slice_mut(bytes).map_err(|_| misplaced(T::TYPE))?;
@@ -263,6 +291,7 @@ impl<'a, T: Element> From<Source<'a, T>> for UntypedSource<'a> {
         let memory = match memory {
             Source::Tensor(tensor, count) => SourceMemory::Tensor(tensor, count),
             Source::Slice(elements) => SourceMemory::Bytes(bytemuck::cast_slice(elements)),
+            Source::Shared(bytes) => SourceMemory::Shared(bytes),
         };
         Self { data_type: T::TYPE, memory }
     }
@@ -273,6 +302,7 @@ impl<'a, T: Element> From<Target<'a, T>> for UntypedTarget<'a> {
         let memory = match memory {
             Target::Tensor(tensor, count) => TargetMemory::Tensor(tensor, count),
             Target::Slice(elements) => TargetMemory::Bytes(bytemuck::cast_slice_mut(elements)),
+            Target::Shared(bytes) => TargetMemory::Shared(bytes),
         };
         Self { data_type: T::TYPE, memory }
     }

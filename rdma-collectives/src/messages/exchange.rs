@@ -247,10 +247,10 @@ impl<'a, 'm, T: Element> Exchange<'a, 'm, T> {
             }
             match memory {
                 Target::Slice(all) => arrived.copy_out(head, bytemuck::cast_slice_mut(&mut all[start..end]))?,
-                Target::Tensor(tensor, _) => {
+                Target::Tensor(..) | Target::Shared(_) => {
                     self.block.resize(end - start, T::zeroed());
                     arrived.copy_out(head, bytemuck::cast_slice_mut(&mut self.block))?;
-                    tensor.write(start, &self.block)?;
+                    memory.write(start, &self.block)?;
                 }
             }
             links.release(receives.from)?;

@@ -45,7 +45,7 @@ pub struct OperationError<M> {
 /// The side of the queue's thread, with the memory of the operation. Dropped without a result, it
 /// says that the operation never ran, and gives the memory back.
 #[derive(Debug)]
-pub(super) struct Outcome<M, R, E> {
+pub(crate) struct Outcome<M, R, E> {
     /// `None` once the result is given.
     memory: Option<M>,
     failure: fn(M, Error) -> E,
@@ -77,7 +77,7 @@ enum State<R, E> {
 }
 
 /// The two sides of an operation on some memory, in a thread.
-pub(super) fn pair<M, R, E>(
+pub(crate) fn pair<M, R, E>(
     thread: ThreadId,
     memory: M,
     failure: fn(M, Error) -> E,
@@ -110,6 +110,25 @@ impl<R, E> Shared<R, E> {
 }
 
 impl<M, R, E> Outcome<M, R, E> {
+    /// The memory, of an operation that goes on.
+    pub(crate) fn memory(&self) -> Option<&M> {
+        self.memory.as_ref()
+    }
+
+    /// The memory, of an operation that goes on.
+    pub(crate) fn memory_mut(&mut self) -> Option<&mut M> {
+        self.memory.as_mut()
+    }
+
+    /// Gives the result of an operation that others have done.
+    pub(crate) fn end<V>(mut self, result: Result<V, Error>, success: fn(M, V) -> R) {
+        let Some(memory) = self.memory.take() else { return };
+        self.shared.end(match result {
+            Ok(value) => Ok(success(memory, value)),
+            Err(error) => Err((self.failure)(memory, error)),
+        });
+    }
+
     /// Runs the operation, or gives the failure of an earlier one; gives the result.
     pub(super) fn run<V>(
         mut self,
@@ -250,7 +269,7 @@ impl<R, E: From<Error>> Future for Pending<R, E> {
 }
 
 impl<M> OperationError<M> {
-    pub(super) fn new(memory: M, error: Error) -> Self {
+    pub(crate) fn new(memory: M, error: Error) -> Self {
         Self { error, memory: Some(memory) }
     }
 }

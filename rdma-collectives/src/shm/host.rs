@@ -328,10 +328,15 @@ impl SharedTensor {
     /// Copies bytes into the tensor, once no rank reads it any more. Collectives on other tensors
     /// may go on meanwhile.
     pub(crate) fn copy_in(&self, at: usize, bytes: &[u8]) -> Result<(), Error> {
+        self.copy_in_shared(at, bytes.into())
+    }
+
+    /// The same of memory that others may write.
+    pub(crate) fn copy_in_shared(&self, at: usize, from: SharedSlice<'_>) -> Result<(), Error> {
         self.clock.maker().check()?;
         self.clock.wait_for_end(self.last_use.load(Ordering::Relaxed))?;
-        let place = self.own.bytes().slice(at..at.saturating_add(bytes.len())).map_err(failed)?;
-        place.copy_from(bytes.into()).map_err(failed)
+        let place = self.own.bytes().slice(at..at.saturating_add(from.len())).map_err(failed)?;
+        place.copy_from(from).map_err(failed)
     }
 
     /// Copies bytes out of the tensor.
@@ -339,6 +344,13 @@ impl SharedTensor {
         self.clock.maker().check()?;
         let place = self.own.bytes().slice(at..at.saturating_add(bytes.len())).map_err(failed)?;
         place.as_shared().copy_to(bytes).map_err(failed)
+    }
+
+    /// Copies bytes out of the tensor into memory that others may access.
+    pub(crate) fn copy_out_shared(&self, at: usize, into: SharedSliceMut<'_>) -> Result<(), Error> {
+        self.clock.maker().check()?;
+        let place = self.own.bytes().slice(at..at.saturating_add(into.len())).map_err(failed)?;
+        into.copy_from(place.as_shared()).map_err(failed)
     }
 
     /// Number of bytes of each rank's memory.

@@ -114,7 +114,7 @@ impl Untyped<'_> {
         let (memory, factor) = (memory.into(), factor.into());
         by_type!(memory.data_type(), T => {
             let Source::Slice(&[factor]) = factor.typed::<T>()? else {
-                return Err(Error::invalid(format!("a factor of {} elements: give one, not in a tensor", factor.len())));
+                return Err(Error::invalid(format!("a factor of {} elements: give one, in a slice", factor.len())));
             };
             self.0.all_reduce_scaled(memory.typed::<T>()?, factor, reduction)
         })

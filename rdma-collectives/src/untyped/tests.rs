@@ -1,3 +1,5 @@
+use rdma_mem::Segment;
+
 use super::*;
 use crate::element::Reduction;
 use crate::messages::Transfer;
@@ -15,8 +17,29 @@ fn bytes<T: Element>(elements: &[T]) -> Vec<u8> {
     bytemuck::cast_slice(elements).to_vec()
 }
 
-/// Does every operation on typed memory and on untyped bytes, and compares the bytes of the
-/// results.
+/// Memory that others may access, at an address that no element but a byte can have.
+struct Misplaced(Segment, usize);
+
+impl Misplaced {
+    fn new(bytes: &[u8]) -> Self {
+        let memory = Self(Segment::new(bytes.len() + 1).unwrap(), bytes.len());
+        memory.bytes().copy_from(bytes.into()).unwrap();
+        memory
+    }
+
+    fn bytes(&self) -> SharedSliceMut<'_> {
+        self.0.bytes().slice(1..1 + self.1).unwrap()
+    }
+
+    fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.1];
+        self.bytes().as_shared().copy_to(&mut bytes).unwrap();
+        bytes
+    }
+}
+
+/// Does every operation on typed memory, on untyped bytes and on bytes that others may access, and
+/// compares the bytes of the results.
 struct Compare<'a>(&'a mut Communicator);
 
 impl ElementVisitor for Compare<'_> {
@@ -38,6 +61,16 @@ impl ElementVisitor for Compare<'_> {
                     $typed.unwrap();
                     bytes(&aligned)
                 };
+                // Memory that others may access, at addresses that are not aligned.
+                let shared = {
+                    let (given, result) = (Misplaced::new(&bytes(&input)), Misplaced::new(&bytes(&$output)));
+                    let $input = UntypedSource::shared(T::TYPE, given.bytes().as_shared()).unwrap();
+                    let $out = UntypedTarget::shared(T::TYPE, result.bytes()).unwrap();
+                    let mut $comm = comm.untyped();
+                    $typed.unwrap();
+                    result.to_vec()
+                };
+                assert_eq!(shared, untyped, "{}", T::TYPE);
                 let ($input, $out) = (&input, &mut typed);
                 let $comm = &mut *comm;
                 $typed.unwrap();
@@ -77,6 +110,10 @@ impl ElementVisitor for Compare<'_> {
         comm.all_reduce_scaled(&mut typed, factor[0], Reduction::Sum).unwrap();
         comm.untyped().all_reduce_scaled(&mut untyped, &factor, Reduction::Sum).unwrap();
         assert_eq!(typed, untyped);
+        let shared = Misplaced::new(&bytes(&own));
+        let memory = UntypedTarget::shared(T::TYPE, shared.bytes()).unwrap();
+        comm.untyped().all_reduce_scaled(memory, &factor, Reduction::Sum).unwrap();
+        assert_eq!(shared.to_vec(), bytes(&typed));
 
         // Some of the ranks may have typed memory.
         let (mut came, peer) = (zeros(12), world - 1 - rank);
@@ -135,6 +172,7 @@ fn memory_that_is_no_elements_of_its_type_is_refused() {
             UntypedSource::new(data_type, &bytes[1..=size]).map(drop),
             UntypedTarget::new(data_type, &mut bytes[..size + 1]).map(drop),
             UntypedTarget::new(data_type, &mut bytes[1..=size]).map(drop),
+            UntypedSource::shared(data_type, bytes[..size + 1].as_ref().into()).map(drop),
         ] {
             let error = refused.unwrap_err();
             assert_eq!(error.kind(), crate::ErrorKind::InvalidInput);
@@ -153,7 +191,7 @@ fn memory_of_several_types_is_refused() {
         let exchange = comm.untyped().exchange([((&tensor).into(), 0)], [((&mut words).into(), 0)]);
         assert_eq!(refused(exchange), text);
         assert_eq!(refused(comm.untyped().all_reduce_scaled(&tensor, &words[..1], Reduction::Sum)), text);
-        let factor = "a factor of 2 elements: give one, not in a tensor";
+        let factor = "a factor of 2 elements: give one, in a slice";
         assert_eq!(refused(comm.untyped().all_reduce_scaled(&tensor, &[1.0, 2.0], Reduction::Sum)), factor);
         assert!(tensor.typed::<u32>().is_none() && tensor.source(4).typed::<u32>().is_err());
         let other = comm.allocate_untyped(DataType::U32, 4).unwrap();
@@ -164,4 +202,25 @@ fn memory_of_several_types_is_refused() {
             "the operation was prepared for other tensors"
         );
     });
+}
+
+/// Longer than the tensors through which it is copied.
+#[test]
+fn memory_that_others_may_access_is_copied_by_pieces() {
+    for transport in [Transport::Shm, Transport::Verbs] {
+        ranks(2, transport, |mut comm, _| {
+            let (rank, peer) = (comm.rank(), 1 - comm.rank());
+            let own: Vec<u32> = (0..10_001).map(|index| index * 3 + u32::try_from(rank).unwrap()).collect();
+            let shared = Misplaced::new(bytemuck::cast_slice(&own));
+            let memory = || UntypedTarget::shared(DataType::U32, shared.bytes()).unwrap();
+            comm.untyped().all_reduce_in_place(memory(), Reduction::Sum).unwrap();
+            let sums: Vec<u32> = (0..10_001).map(|index| index * 6 + 1).collect();
+            assert_eq!(shared.to_vec(), bytes(&sums));
+            let came = Misplaced::new(&vec![0; 40_004]);
+            let source = UntypedSource::shared(DataType::U32, shared.bytes().as_shared()).unwrap();
+            let target = UntypedTarget::shared(DataType::U32, came.bytes()).unwrap();
+            comm.untyped().exchange([(source, peer)], [(target, peer)]).unwrap();
+            assert_eq!(came.to_vec(), bytes(&sums));
+        });
+    }
 }

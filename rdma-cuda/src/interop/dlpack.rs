@@ -194,8 +194,9 @@ impl ManagedTensor {
         Ok((start, size))
     }
 
-    /// The number of elements.
-    fn count(&self) -> Option<usize> {
+    /// The number of elements; `None` if the shape is none.
+    #[must_use]
+    pub fn count(&self) -> Option<usize> {
         if usize::try_from(self.tensor().ndim) != Ok(self.shape().len()) {
             return None;
         }
@@ -204,7 +205,8 @@ impl ManagedTensor {
     }
 
     /// Whether the elements lie one after the other, the last index varying fastest.
-    fn has_no_gaps(&self) -> bool {
+    #[must_use]
+    pub fn has_no_gaps(&self) -> bool {
         let Some(strides) = self.sizes(self.tensor().strides) else { return true };
         if self.count() == Some(0) {
             return true;

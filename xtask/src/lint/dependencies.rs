@@ -9,6 +9,9 @@ use crate::system::{cargo, metadata, output, read};
 
 /// Packages that run a C compiler, cmake or libclang when a dependent package is built.
 const C_BUILDERS: [&str; 6] = ["autotools", "bindgen", "cc", "clang-sys", "cmake", "pkg-config"];
+/// Packages that say that they link Python, and do not: a module finds Python's functions in the
+/// process that loads it.
+const MODULES_OF_PYTHON: [&str; 2] = ["pyo3", "pyo3-ffi"];
 /// The targets of the committed bindings.
 const TARGETS: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"];
 
@@ -24,7 +27,8 @@ pub(super) fn check(root: &Path) -> Result<Vec<String>, String> {
     faults.extend(members.iter().flat_map(|member| unused_in_member(member)));
     faults.extend(all.iter().filter_map(|package| too_new(package, minimum)));
     let built = built(root)?;
-    let builds_c = |package: &&Value| C_BUILDERS.contains(&name(package)) || !package["links"].is_null();
+    let links = |package: &Value| !package["links"].is_null() && !MODULES_OF_PYTHON.contains(&name(package));
+    let builds_c = |package: &&Value| C_BUILDERS.contains(&name(package)) || links(package);
     faults.extend(default.iter().filter(|package| built.contains(name(package))).filter(builds_c).map(|package| {
         let name = name(package);
         format!("{name} builds or links C code; cargo tree --workspace --edges all --invert {name} shows for whom")

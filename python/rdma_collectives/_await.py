@@ -1,0 +1,19 @@
+"""How an event loop waits for a started operation."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+async def ended(work):
+    """Waits for `work` in the running event loop, and returns its value."""
+    if not work.is_done():
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        descriptor = work.fileno()
+        loop.add_reader(descriptor, lambda: future.done() or future.set_result(None))
+        try:
+            await future
+        finally:
+            loop.remove_reader(descriptor)
+    return work.wait()
