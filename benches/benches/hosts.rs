@@ -53,6 +53,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             if asked_parts(is_encrypted).is_empty() {
                 continue;
             }
+            if is_encrypted && !rdma::soft::tcp::can_encrypt() {
+                println!("{}: skipped: this processor cannot encrypt", site.name());
+                continue;
+            }
             let mut command = site.command(&key)?;
             if is_encrypted {
                 command.arg(format!("{ENCRYPTED}=yes")).env("RDMA_SOFT_TLS", "on");

@@ -173,7 +173,8 @@ _FAREWELL = 10.0
 
 
 def _leave():
-    error = getattr(sys, "last_value", None)
+    # An interactive session goes on after an exception.
+    error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
     for comm in list(_open):
         if error is not None:
             # The program has ended with this exception, which is the reason for the other ranks.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 
 async def ended(work):
@@ -10,10 +11,12 @@ async def ended(work):
     if not work.is_done():
         loop = asyncio.get_running_loop()
         future = loop.create_future()
-        descriptor = work.fileno()
+        # A loop has one reader for a descriptor, and several tasks may wait for this operation.
+        descriptor = os.dup(work.fileno())
         loop.add_reader(descriptor, lambda: future.done() or future.set_result(None))
         try:
             await future
         finally:
             loop.remove_reader(descriptor)
+            os.close(descriptor)
     return work.wait()

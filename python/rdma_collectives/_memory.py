@@ -19,7 +19,7 @@ def exported(obj, name):
 
 def of_tensor(torch, tensor, name):
     """A tensor of PyTorch, as an array of NumPy: PyTorch then refuses to resize the memory, which
-    it does not do for DLPack. Without NumPy, the tensor itself.
+    it does not do for DLPack.
     """
     if tensor.device.type != "cpu":
         raise InvalidArgument(
@@ -35,14 +35,12 @@ def of_tensor(torch, tensor, name):
     told = None
     if tensor.dtype is torch.bfloat16:
         tensor, told = tensor.view(torch.int16), "bf16"
-    elif not hasattr(tensor, "numpy"):
-        return tensor, None
     try:
         return tensor.numpy(), told
     except TypeError:
         # A type that NumPy does not have, such as one of 8 bits: it can only be moved.
-        return tensor.view(torch.uint8).numpy(), None
+        return tensor.view(torch.uint8).numpy(), "items"
     except RuntimeError as error:
         if "Numpy is not available" in str(error):
-            return tensor, told
+            raise InvalidArgument(f"`{name}`: tensors need NumPy, which this environment lacks") from error
         raise

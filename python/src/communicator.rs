@@ -41,16 +41,17 @@ impl Communicator {
         self.check_process(py)?;
         memory::release(py);
         // The lock is not held during a wait: whoever closes takes it with the interpreter's lock.
-        let started = match &*self.queue.read().unwrap_or_else(PoisonError::into_inner) {
-            Some(queue) => {
-                Started::Operation(queue.start_with(memories, |comm, memories| match operation(comm, memories) {
-                    Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(Value::Refused(error)),
-                    result => result,
-                }))
-            }
-            None => return Err(invalid(py, "the communicator is closed")),
+        // Nor while an exception is made, which runs code of Python.
+        let operation = |comm: &mut _, memories: &mut _| match operation(comm, memories) {
+            Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(Value::Refused(error)),
+            result => result,
         };
-        given(py, Work::new(self.process, started), async_op)
+        let started = {
+            let queue = self.queue.read().unwrap_or_else(PoisonError::into_inner);
+            queue.as_ref().map(|queue| queue.start_with(memories, operation))
+        };
+        let started = started.ok_or_else(|| invalid(py, "the communicator is closed"))?;
+        given(py, Work::new(self.process, Started::Operation(started)), async_op)
     }
 
     /// Posts a message, and waits for it unless it is asynchronous.
@@ -62,10 +63,13 @@ impl Communicator {
     ) -> PyResult<Py<PyAny>> {
         self.check_process(py)?;
         memory::release(py);
-        let started = match &*self.mailbox.read().unwrap_or_else(PoisonError::into_inner) {
-            Some(mailbox) => post(mailbox).map_err(|error| exception(py, &error))?,
-            None => return Err(invalid(py, "the communicator is closed")),
+        // As in `start`, no lock is held while an exception is made.
+        let posted = {
+            let mailbox = self.mailbox.read().unwrap_or_else(PoisonError::into_inner);
+            mailbox.as_ref().map(post)
         };
+        let posted = posted.ok_or_else(|| invalid(py, "the communicator is closed"))?;
+        let started = posted.map_err(|error| exception(py, &error))?;
         given(py, Work::new(self.process, started), async_op)
     }
 
@@ -375,7 +379,10 @@ impl Communicator {
             async_op,
             Box::new(move |comm, memory| {
                 let [from, to] = &mut memory[..] else { return Err(lost()) };
-                let came = comm.untyped().all_to_all_v(from.input()?, &counts, to.output()?)?;
+                // The other ranks may be in the second step when this one refuses its output, so a
+                // refusal is a failure.
+                let came = comm.untyped().all_to_all_v(from.input()?, &counts, to.output()?);
+                let came = came.map_err(|error| Error::new(error.to_string()))?;
                 Ok(Value::Counts(came.into_iter().map(|count| count / unit).collect()))
             }),
         )

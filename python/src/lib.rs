@@ -30,7 +30,8 @@ mod work;
 use pyo3::prelude::*;
 
 /// The module `rdma_collectives._native`.
-#[pymodule]
+// Locks of Python's interpreter are relied on (2).
+#[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<communicator::Communicator>()?;
     module.add_class::<work::Work>()?;

@@ -142,6 +142,10 @@ impl Memory {
             return Err(refused("its elements do not lie one after the other: make it contiguous first"));
         }
         let described = tensor.tensor();
+        // The object may have told another device than that of its tensor.
+        if !HOST.contains(&described.device.device_type) {
+            return Err(refused("its tensor is not in the host's memory: copy it there first"));
+        }
         let item = usize::from(described.dtype.bits) * usize::from(described.dtype.lanes) / 8;
         let kind = match tensor.scalar() {
             Some(scalar) => of_scalar(scalar.name()).map_or(Kind::Items(item), Kind::Elements),

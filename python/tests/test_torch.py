@@ -247,9 +247,13 @@ def test_barrier_waits_for_all(torch_ranks):
         2,
         """
         begin()
+        t = torch.zeros(1)
         began = time.monotonic()
         if rank == 1:
+            dist.recv(t, 0)
             time.sleep(0.3)
+        else:
+            dist.send(t, 1)
         dist.barrier()
         assert rank == 1 or time.monotonic() - began > 0.25
         dist.barrier(async_op=True).wait()

@@ -65,6 +65,9 @@ const ALIGNMENT: usize = 64;
 /// message. A message that is longer or shorter than its receiver's memory fails at the receiver
 /// alone.
 ///
+/// A message that comes while a receive waits for another one of the same rank is kept in memory
+/// until a receive wants it, whatever its length; the number of such messages has no limit.
+///
 /// Dropping the mailbox does not wait: messages that are not complete fail at this rank, and the
 /// other ranks wait for them.
 #[derive(Debug)]
@@ -76,6 +79,12 @@ pub struct Mailbox {
     is_dropped: SetOnDrop,
     letters: Sender<Letter>,
     thread: JoinHandle<()>,
+}
+
+/// Bytes of a piece among so many ranks: a multiple of the size of every element, so that no piece
+/// ends inside of one.
+fn piece(ranks: usize) -> usize {
+    (MOST / ranks.max(1) / PLACES).clamp(PIECES.0, PIECES.1) / ALIGNMENT * ALIGNMENT
 }
 
 /// A flag that is set when this side of it is dropped.
@@ -95,7 +104,7 @@ impl Mailbox {
     /// If the thread cannot be started, or the memory for messages is lacking.
     pub fn new(mut comm: Communicator) -> Result<Self, Error> {
         let (rank, ranks) = (comm.rank(), comm.ranks());
-        let piece = (MOST / ranks / PLACES).clamp(PIECES.0, PIECES.1);
+        let piece = piece(ranks);
         let place = (HEAD + piece).next_multiple_of(ALIGNMENT);
         let scratch = comm.scratch(ranks * PLACES * place)?;
         let (letters, inbox) = channel();

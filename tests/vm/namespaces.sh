@@ -4,9 +4,8 @@
 #
 # Hosts 1 to 3 have 10.9.0.HOST and fd09::HOST, and an MTU of 1500. Hosts 4 to 6 are a network of
 # their own with fd09::HOST alone, and hosts 7 and 8 one with 10.9.7.HOST alone, each with an MTU of
-# 9000. Exports RDMA_TEST_HOSTS, their folder, and
-# RDMA_SOFT_KEY, soft0's key of all of them. `$RDMA_TEST_HOSTS/HOST/run COMMAND...` runs a command
-# on a host.
+# 9000. RDMA_TEST_HOSTS is their folder, and RDMA_SOFT_KEY is soft0's key of all of them; both are
+# exported. `$RDMA_TEST_HOSTS/HOST/run COMMAND...` runs a command on a host.
 
 # Makes the hosts.
 make_hosts() { # an empty folder

@@ -144,9 +144,10 @@ fn a_rank_that_dies_is_named_over_tcp() {
     assert!(said.contains("rank ") && said.contains("signal 9"), "{said}");
 }
 
-/// The two sides of a program, each with variables of its own.
-fn pair(name: &str, args: &[&str], variables: impl Fn(usize) -> Variables) -> [Output; 2] {
-    let root = free_address(55);
+/// The two sides of a program, each with variables of its own. `host` is a number that no other
+/// test uses.
+fn pair(host: u8, name: &str, args: &[&str], variables: impl Fn(usize) -> Variables) -> [Output; 2] {
+    let root = free_address(host);
     let start = |rank: usize, side: &[&str]| {
         let mut command = program(name);
         command.args(side).args(args).envs(variables(rank)).spawn().unwrap()
@@ -168,12 +169,12 @@ fn pingpong_goes_over_tcp_with_the_key_of_a_file_or_of_the_server() {
     let told = |rank| vec![("RDMA_SOFT_TCP", address(3, rank)), ("RDMA_SOFT_KEY", key.clone())];
     for op in ["send", "write", "read", "atomic"] {
         let size = if op == "atomic" { "8" } else { "200K" };
-        let outputs = pair("pingpong", &["--json", "-n", "20", "--op", op, "--size", size, "--check"], told);
+        let outputs = pair(55, "pingpong", &["--json", "-n", "20", "--op", op, "--size", size, "--check"], told);
         let device = device_of(&outputs);
         assert!(device.ends_with("; over TCP: rank 0 has no hardware"), "{device}");
     }
     let addresses = |rank| vec![("RDMA_SOFT_TCP", address(4, rank))];
-    let outputs = pair("pingpong", &["--json", "-n", "20", "--size", "64", "--job-key"], addresses);
+    let outputs = pair(55, "pingpong", &["--json", "-n", "20", "--size", "64", "--job-key"], addresses);
     assert!(device_of(&outputs).contains("over TCP"));
     assert!(text(&outputs[0].stderr).contains("rank 0 hands out a key"), "{}", text(&outputs[0].stderr));
 }
@@ -185,11 +186,11 @@ fn both_sides_of_pingpong_say_what_keeps_them_apart() {
         0 => vec![("RDMA_SOFT_TCP", address(5, rank)), ("RDMA_SOFT_KEY", key.clone())],
         _ => Vec::new(),
     };
-    for output in pair("pingpong", &["-n", "20"], alone) {
+    for output in pair(56, "pingpong", &["-n", "20"], alone) {
         has_failed("one listens", &output, "for which both have to listen, and the second does not: set RDMA_SOFT_TCP");
     }
     let without = |rank| vec![("RDMA_SOFT_TCP", address(5, rank))];
-    for output in pair("pingpong", &["-n", "20"], without) {
+    for output in pair(56, "pingpong", &["-n", "20"], without) {
         has_failed("no key", &output, "has no key: set RDMA_SOFT_KEY at every rank");
     }
 }
@@ -207,7 +208,7 @@ fn the_connection_manager_connects_ranks_of_several_hosts() {
     let forced = run("all_reduce", &[&["--ranks", "3", "--transport", "tcp"], &args[..]].concat());
     assert_eq!(transport("one host", &forced), "tcp");
     let table = ["--cm", "--size", "64", "-n", "20", "--test", "lat"];
-    let outputs = pair("pingpong", &table, told);
+    let outputs = pair(57, "pingpong", &table, told);
     assert!(outputs.iter().all(|output| output.status.success()), "{}", text(&outputs[1].stderr));
     let (out, local, remote) = (text(&outputs[1].stdout), address(11, 1), address(11, 0));
     assert!(out.contains(&format!("local address: {local}:")), "{out}");
@@ -220,7 +221,7 @@ fn gpu_bw_goes_over_tcp() {
     let library = rdma_cuda_stand_in::path().to_str().unwrap().to_owned();
     let told = |rank| vec![("RDMA_SOFT_TCP", address(6, rank)), ("RDMA_LIBCUDA_PATH", library.clone())];
     let args = ["--json", "--job-key", "--min", "4K", "--max", "64K", "-n", "40"];
-    let outputs = pair("gpu_bw", &args, told);
+    let outputs = pair(58, "gpu_bw", &args, told);
     assert!(device_of(&outputs).contains("over TCP"));
     let report: Value = serde_json::from_str(&text(&outputs[1].stdout)).unwrap();
     assert!(report["results"].as_array().unwrap().iter().all(|memory| memory["bandwidth"].is_array()), "{report}");

@@ -136,3 +136,11 @@ fn messages_that_nobody_can_receive_are_refused() {
         mailbox.finish();
     });
 }
+
+#[test]
+fn no_piece_ends_inside_of_an_element() {
+    for ranks in 1..=4096 {
+        let piece = piece(ranks);
+        assert!(piece % ALIGNMENT == 0 && (PIECES.0..=PIECES.1).contains(&piece), "{ranks}: {piece}");
+    }
+}

@@ -231,6 +231,11 @@ impl Stream {
         }
     }
 
+    /// Has the next drain read until the socket is empty, whatever a look has seen before.
+    pub(crate) fn forget_look(&mut self) {
+        self.is_emptied = false;
+    }
+
     /// Passes inbound frames to `handler` until there is none or `budget` bytes were handled. True
     /// when frames may be left.
     pub(crate) fn drain(&mut self, budget: &mut usize, mut handler: impl Handler) -> Result<bool, Ended> {

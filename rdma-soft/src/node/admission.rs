@@ -127,7 +127,7 @@ impl Admission {
             Step::Queued(_) => place.deadline.min(Instant::now() + PAUSE),
             _ => place.deadline,
         });
-        let room = self.has_callers.then(|| self.remote.has_room_at());
+        let room = (self.has_callers || !self.is_watching).then(|| self.remote.has_room_at());
         deadlines.chain(room).chain(self.remote.tells_at()).min()
     }
 
@@ -155,7 +155,8 @@ impl Admission {
     /// meanwhile reach the others.
     fn watch_listener(&mut self) {
         let (event_loop, listener) = (&self.remote.event_loop, &self.remote.shared.listener);
-        match (self.has_callers, self.is_watching) {
+        let is_full = self.has_callers || self.remote.has_room_at() > Instant::now();
+        match (is_full, self.is_watching) {
             (true, true) => event_loop.forget(listener),
             (false, false) if event_loop.watch_shared(listener, CALLER).is_err() => {
                 // The kernel is out of memory: the next turn tries again.
@@ -164,7 +165,7 @@ impl Admission {
             }
             _ => {}
         }
-        self.is_watching = !self.has_callers;
+        self.is_watching = !is_full;
     }
 
     fn enter(&mut self, stranger: Stranger) {

@@ -14,7 +14,7 @@ use super::device::{Node, Who};
 use super::meeting::{Meeting, give_up};
 use super::remote::{Opening, Remote, Stage, Stranger};
 use super::state::State;
-use crate::engine::{Gid, Host, PeerId, Slot};
+use crate::engine::{Gid, Host, LinkId, PeerId, Slot};
 use crate::link::handshake::Answer;
 use crate::link::hello::{self, First, HelloError, Identity, Opened, Purpose, Route};
 use crate::link::hosts::HostUse;
@@ -117,8 +117,14 @@ fn open(
     process: Option<Identity>,
 ) -> Result<Tried, HelloError> {
     let called = PeerId { slot: process.map_or(peer.slot, |process| process.slot), ..peer };
-    let known = |process: PeerId| if learn(node, process, peer.slot) { Tried::Up } else { Tried::Busy };
-    let Some(_meeting) = Meeting::open(node, Who::Far(called)) else { return Ok(known(called)) };
+    let known = |slot: Slot, process: Option<Identity>| {
+        if learn(node, PeerId { slot, ..peer }, process, peer.slot) { Tried::Up } else { Tried::Busy }
+    };
+    // The link of an earlier process with the slot goes when the new one is added.
+    let has_link = |state: &State| is_linked(state, called, process);
+    let Some(_meeting) = Meeting::open(node, Who::Far(called), has_link) else {
+        return Ok(known(called.slot, process));
+    };
     let opening = Opening::new(remote)?;
     let us = remote.identity(node.lock().slots()[0]);
     let (purpose, protection) = (Purpose::Link, remote.protection);
@@ -131,12 +137,14 @@ fn open(
     }
     match answer {
         Answer::Busy => Ok(Tried::Busy),
-        Answer::Known => match known(PeerId { slot: identity.slot, ..peer }) {
+        Answer::Known => match known(identity.slot, Some(identity)) {
             Tried::Busy if identity.slot != called.slot => Ok(Tried::Has(identity)),
             tried => Ok(tried),
         },
         Answer::Welcome => {
-            let Some(host) = host.take() else { return Err(HelloError::Malformed) };
+            // A call before may have failed when its link was added.
+            let held = host.take().or_else(|| remote.hold(address)).filter(|held| held.id() == peer.host);
+            let Some(host) = held else { return Err(HelloError::Malformed) };
             add(node, socket, records, Far { host, identity }, peer.slot).map(|()| Tried::Up)
         }
     }
@@ -244,8 +252,7 @@ fn meet(
         let held = remote.hold(address).ok_or(os::Error { call: "a number for the host", errno: Errno::ENOMEM })?;
         let peer = PeerId { host: held.id(), slot: first.opener.slot };
         // The link of an earlier process with the slot goes when the new one is added.
-        let has_link =
-            |state: &State| state.stream_to(peer).is_some_and(|(_, stream)| stream.far.identity == first.opener);
+        let has_link = |state: &State| is_linked(state, peer, Some(first.opener));
         let opens_first = |_: &State| (remote.address.ip(), us.slot) < (address, peer.slot);
         // Half of all calls meet one in the other direction: the peer's host need not be asked.
         if let Some(answer) = Meeting::refusal(node, Who::Far(peer), has_link, opens_first) {
@@ -269,11 +276,21 @@ fn meet(
     added
 }
 
+/// Whether there is a link to the process with a first slot; to this one, if it has said who it is.
+fn is_linked(state: &State, first: PeerId, process: Option<Identity>) -> bool {
+    link_to(state, first, process).is_some()
+}
+
+fn link_to(state: &State, first: PeerId, process: Option<Identity>) -> Option<LinkId> {
+    let (id, stream) = state.stream_to(first)?;
+    process.is_none_or(|process| stream.far.identity == process).then_some(id)
+}
+
 /// Uses the link to a process for one more of its slots. False if there is no link.
-fn learn(node: &Node, process: PeerId, slot: Slot) -> bool {
+fn learn(node: &Node, first: PeerId, process: Option<Identity>, slot: Slot) -> bool {
     let mut state = node.lock();
-    let Some((id, _)) = state.stream_to(process) else { return false };
-    state.engine.handle_link_up(PeerId { slot, ..process }, id, None);
+    let Some(id) = link_to(&state, first, process) else { return false };
+    state.engine.handle_link_up(PeerId { slot, ..first }, id, None);
     state.after_call();
     true
 }

@@ -16,10 +16,11 @@ pub(super) struct Meeting {
 }
 
 impl Meeting {
-    /// None if there is a link to the process, or another handshake with it is under way.
-    pub(super) fn open(node: &'static Node, who: Who) -> Option<Self> {
+    /// None if there is a link to the process, as `has_link` says, or another handshake with it is
+    /// under way.
+    pub(super) fn open(node: &'static Node, who: Who, has_link: impl FnOnce(&State) -> bool) -> Option<Self> {
         let mut parts = node.meetings.parts.lock();
-        if parts.contains_key(&who) || has_link(&node.lock(), who) {
+        if parts.contains_key(&who) || has_link(&node.lock()) {
             return None;
         }
         parts.insert(who, Part::Opener);
@@ -80,14 +81,6 @@ fn refusal(
         Some(Part::Opener) => opens_first(state),
     };
     is_busy.then_some(Answer::Busy)
-}
-
-/// Whether there is a link to a process.
-fn has_link(state: &State, who: Who) -> bool {
-    match who {
-        Who::Near(pid) => state.link_to(pid).is_some(),
-        Who::Far(process) => state.stream_to(process).is_some(),
-    }
 }
 
 /// Tells the engine that a process cannot be reached.

@@ -74,7 +74,9 @@ fn reach(node: &'static Node, slot: Slot, found: &mut Option<i32>) -> Result<(),
 /// process. False if the process has another handshake with this one under way, or has not noticed
 /// yet that the last link has ended.
 fn open(node: &'static Node, slot: Slot, socket: Socket, pid: i32) -> Result<bool, Refusal> {
-    let Some(_meeting) = Meeting::open(node, Who::Near(pid)) else { return Ok(learn(node, pid, vec![slot])) };
+    let Some(_meeting) = Meeting::open(node, Who::Near(pid), |state| state.link_to(pid).is_some()) else {
+        return Ok(learn(node, pid, vec![slot]));
+    };
     match handshake::open(socket, &node.local())? {
         Opened::New(up) => {
             let up = prove(*up);

@@ -3,13 +3,12 @@
 //!
 //! Each test runs this test program again with an address, a port and a key of its own.
 
-use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rdma_soft::tcp;
@@ -32,7 +31,7 @@ pub(crate) const TCP: &str = "RDMA_SOFT_TCP";
 pub(crate) const KEY: &str = "RDMA_SOFT_KEY";
 pub(crate) const TLS: &str = "RDMA_SOFT_TLS";
 /// The values of `RDMA_SOFT_TLS` that this build takes, on this processor.
-fn protections() -> &'static [&'static str] {
+pub(crate) fn protections() -> &'static [&'static str] {
     if cfg!(feature = "tls") && !tcp::can_encrypt() {
         rdma_test_support::lacks("a processor that can encrypt: without encryption alone");
     }
@@ -66,11 +65,7 @@ impl Drop for KeyFile {
 /// Runs a test of this module in a process of the host [`HERE`], at a port that is free: with
 /// encryption, if this build has it, and without.
 fn on_a_host(test: &str) {
-    on_host(test, HERE);
-}
-
-fn on_host(test: &str, host: &str) {
-    runs_on_host(&format!("hosts::{test}"), host);
+    runs_on_host(&format!("hosts::{test}"), HERE);
 }
 
 /// Runs an ignored test, given by its full name, in a process of a host, at a port that is free.
@@ -112,7 +107,7 @@ pub(crate) fn side_to(host: &str, timeout: u8) -> Side {
     Side::new(Config { peer: Some(host.parse().unwrap()), timeout, ..Config::default() })
 }
 
-fn connected_to(host: &str) -> (Side, Puppet) {
+pub(crate) fn connected_to(host: &str) -> (Side, Puppet) {
     let mut other = there(host);
     let side = side_to(host, 14);
     other.connect(side.endpoint());
@@ -174,85 +169,6 @@ fn operations() {
 #[test]
 fn operations_reach_another_host() {
     on_a_host("operations");
-}
-
-/// The hosts by IPv6, in a network namespace.
-const HERE_6: &str = "fd88::1";
-const THERE_6: &str = "fd88::2";
-
-#[test]
-fn operations_reach_another_host_by_ipv6() {
-    // IPv6 has one loopback address. A namespace of the test's own may have more.
-    const SCRIPT: &str = "ip link set lo up && ip addr add fd88::1/128 dev lo nodad && \
-         ip addr add fd88::2/128 dev lo nodad && exec \"$@\"";
-    let in_namespace = |program: &[&OsStr]| {
-        let mut command = Command::new("unshare");
-        command.args(["--user", "--map-root-user", "--net", "sh", "-c", SCRIPT, "sh"]).args(program);
-        command
-    };
-    let probe = in_namespace(&[OsStr::new("true")]).output();
-    if !probe.is_ok_and(|output| output.status.success()) {
-        return rdma_test_support::skip("no network namespace with IPv6 can be made here");
-    }
-    let key = KeyFile::new("six", SECRET, 0o600);
-    for protection in protections() {
-        let test = alone(&["hosts::six"]);
-        let program: Vec<_> = [test.get_program()].into_iter().chain(test.get_args()).collect();
-        let mut command = in_namespace(&program);
-        for (name, value) in test.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        command.env(TCP, format!("[{HERE_6}]:4791")).env(KEY, key.path()).env(TLS, protection);
-        let output = command.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && said.contains("1 passed"), "{said}");
-    }
-}
-
-#[test]
-#[ignore = "run by operations_reach_another_host_by_ipv6"]
-fn six() {
-    let (side, mut other) = connected_to(THERE_6);
-    for round in 0..10 {
-        talk(&side, &mut other, round);
-    }
-    let to = other.endpoint;
-    let data: Vec<u8> = (0..=250_u8).cycle().take(60_000).collect();
-    side.put(0, &data);
-    let write = Request::new(Op::IBV_WR_RDMA_WRITE, 1, &[side.sge(0, data.len())]).remote(to.addr, to.rkey);
-    assert_eq!(side.post(&write), 0);
-    side.success(1);
-    side.put(0, &vec![0; data.len()]);
-    let read = Request::new(Op::IBV_WR_RDMA_READ, 2, &[side.sge(0, data.len())]).remote(to.addr, to.rkey);
-    assert_eq!(side.post(&read), 0);
-    side.success(2);
-    assert_eq!(side.peek(0, data.len()), data);
-    // The two are of different hosts: a link joins them.
-    assert_eq!(tcp::status().unwrap().hosts, [THERE_6.parse::<IpAddr>().unwrap()]);
-    assert_eq!(first_gid(&side), Some(HERE_6.parse().unwrap()));
-    other.finish();
-}
-
-#[test]
-fn processes_of_a_host_with_an_ipv6_address_share_memory() {
-    // Some containers have no IPv6.
-    let addresses = fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
-    if !addresses.contains("00000000000000000000000000000001 ") {
-        return;
-    }
-    on_host("one_host", "::1");
-}
-
-#[test]
-#[ignore = "run by processes_of_a_host_with_an_ipv6_address_share_memory"]
-fn one_host() {
-    let (side, mut other) = connected_to("::1");
-    talk(&side, &mut other, 1);
-    assert!(tcp::status().unwrap().hosts.is_empty());
-    other.finish();
 }
 
 /// Each process of a host takes the calls for all of them.
@@ -810,7 +726,7 @@ fn an_interface_names_its_address() {
 }
 
 /// The address that the first GID names.
-fn first_gid(side: &Side) -> Option<IpAddr> {
+pub(crate) fn first_gid(side: &Side) -> Option<IpAddr> {
     let mut gid = ibv_gid { raw: [0; 16] };
     // SAFETY: an open context, a valid GID.
     let queried = unsafe { (verbs().ibv_query_gid)(side.context, 1, 0, &raw mut gid) };

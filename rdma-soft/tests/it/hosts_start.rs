@@ -65,9 +65,10 @@ fn calls() {
         let ended = caller.read(&mut [0; 256]);
         assert!(!matches!(&ended, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock), "{ended:?}");
     }
-    // The one that takes a call sleeps until the caller says something, and until the next call.
+    // The one that takes a call sleeps until the caller says something, unless it has said it, and
+    // until the next call.
     let slept = count() - before;
-    assert!((CALLS..CALLS * PROCESSES / 2).contains(&slept), "{slept} sleeps");
+    assert!((CALLS / 2..CALLS * PROCESSES / 2).contains(&slept), "{slept} sleeps");
     all.into_iter().for_each(Puppet::finish);
 }
 

@@ -16,6 +16,7 @@ mod foes;
 mod foreign;
 mod fork;
 mod hosts;
+mod hosts_ipv6;
 mod hosts_start;
 mod loopback;
 mod objects;

@@ -10,8 +10,6 @@ use super::compose::Service;
 use super::root::Root;
 use crate::system::{at, make, output, read, remove, write};
 
-/// The image that the compose files name here. A user's own `soft-rdma` stays as it is.
-const TAG: &str = "soft-rdma-xtask";
 /// Seconds until a script is stopped.
 const LIMIT: &str = "600";
 /// How long the daemon may take to start.
@@ -37,19 +35,23 @@ pub(super) struct Docker {
     /// The address of the daemon, if it is not the machine's.
     host: Option<String>,
     daemon: Option<Child>,
+    /// The name of the image and of the projects, which no other run has: a user's own stay as they
+    /// are.
+    name: String,
     /// What stands before the lines of a script.
     prelude: &'static str,
 }
 
 impl Docker {
-    /// Finds a daemon or starts one; the error is the reason why there is none.
-    pub(super) fn find(folder: &Path) -> Result<Self, String> {
+    /// Finds a daemon or starts one; the inner error is the reason why this machine has none.
+    pub(super) fn find(folder: &Path) -> Result<Result<Self, String>, String> {
         remove(folder)?;
         make(folder)?;
-        let mut docker = Self { folder: folder.to_owned(), host: None, daemon: None, prelude: "" };
+        let name = format!("soft-rdma-xtask-{}", std::process::id());
+        let mut docker = Self { folder: folder.to_owned(), host: None, daemon: None, name, prelude: "" };
         if let Err(error) = docker.run(&["docker", "info"]) {
             if output(Command::new("dockerd").arg("--version")).is_err() {
-                return Err(format!("{}; and dockerd is not installed", first_line(&error)));
+                return Ok(Err(format!("{}; and dockerd is not installed", first_line(&error))));
             }
             docker.start()?;
         }
@@ -57,7 +59,7 @@ impl Docker {
             docker.prelude = OLDER;
             docker.run(&["docker-compose", "version"]).map_err(|error| first_line(&error))?;
         }
-        Ok(docker)
+        Ok(Ok(docker))
     }
 
     fn start(&mut self) -> Result<(), String> {
@@ -100,7 +102,7 @@ impl Docker {
         write(context.join("Dockerfile"), "FROM scratch\nADD system.tar /\n")?;
         system.archive(&context.join("system.tar"))?;
         let context = context.to_string_lossy();
-        self.run(&["docker", "build", "--quiet", "--tag", TAG, &*context])?;
+        self.run(&["docker", "build", "--quiet", "--tag", &self.name, &*context])?;
         remove(Path::new(&*context))
     }
 
@@ -108,7 +110,7 @@ impl Docker {
     pub(super) fn project(&self, name: &str, compose: &str) -> Result<PathBuf, String> {
         let folder = self.folder.join(name);
         make(&folder)?;
-        let image = format!("image: {TAG}");
+        let image = format!("image: {}", self.name);
         let ours =
             compose.replace("build: .\n", &format!("{image}\n")).replace("image: soft-rdma\n", &format!("{image}\n"));
         write(folder.join("compose.yaml"), &ours)?;
@@ -119,7 +121,8 @@ impl Docker {
     /// output. A service that has ended by itself must have succeeded.
     pub(super) fn type_lines(&self, project: &Path, lines: &str, services: &[Service]) -> Result<String, String> {
         println!("{lines}");
-        let script = format!("set -e\n{}{lines}\n", self.prelude);
+        // What a failure leaves in the background would hold the output open.
+        let script = format!("set -e\ntrap 'kill $(jobs -p) 2>/dev/null' EXIT\n{}{lines}\n", self.prelude);
         let typed = self.shell(project, &script);
         let checked = typed.and_then(|text| {
             for service in services {
@@ -152,7 +155,7 @@ impl Docker {
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         // The builder that needs no plug-in.
-        command.env("DOCKER_BUILDKIT", "0");
+        command.env("DOCKER_BUILDKIT", "0").env("COMPOSE_PROJECT_NAME", &self.name);
         if let Some(host) = &self.host {
             command.env("DOCKER_HOST", host);
         }
@@ -162,7 +165,7 @@ impl Docker {
 
 impl Drop for Docker {
     fn drop(&mut self) {
-        let _removed = self.run(&["docker", "image", "rm", "--force", TAG]);
+        let _removed = self.run(&["docker", "image", "rm", "--force", &self.name]);
         if let Some(daemon) = &mut self.daemon {
             // The kernel kills all processes of the pid namespace with its first.
             let _killed = daemon.kill().and_then(|()| daemon.wait());

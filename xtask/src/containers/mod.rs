@@ -78,7 +78,7 @@ fn jobs(checkout: &Path, image: &Root, two: &str) -> Result<(), String> {
     let folder = checkout.join("target/xtask/containers");
     remove(&folder.join("job"))?;
     job.in_namespaces(checkout, image, &folder.join("job")).map_err(of(job::COMPOSE))?;
-    match Docker::find(&folder.join("docker")) {
+    match Docker::find(&folder.join("docker"))? {
         Ok(docker) => {
             docker.image(image)?;
             job.in_docker(&docker).map_err(of(job::COMPOSE))?;

@@ -119,9 +119,9 @@ impl State {
     #[cold]
     pub(super) fn streams_have_news(&mut self) -> bool {
         let is_idle = self.streams.iter_mut().flatten().all(Stream::is_idle);
-        match is_idle {
-            true => self.looks.found_nothing(),
-            false => self.looks.found(),
+        // Otherwise a turn follows, which finds more than the part of a frame, or nothing.
+        if is_idle {
+            self.looks.found_nothing();
         }
         !is_idle
     }
@@ -159,6 +159,9 @@ impl State {
     pub(super) fn drain_streams_fully(&mut self) {
         for index in 0..self.streams.len() {
             let mut budget = COPY_BUDGET;
+            if let Some(Some(stream)) = self.streams.get_mut(index) {
+                stream.forget_look();
+            }
             self.drain_stream(index, &mut budget, &mut 0);
         }
     }
