@@ -30,6 +30,16 @@ veth() {
   export RDMA_TEST_DEVICE=rxe1 RDMA_TEST_PEER_DEVICE=rxe2 RDMA_TEST_NETDEV=v2 RDMA_TEST_ADDRESS=10.9.1.1 RDMA_TEST_PEER_ADDRESS=10.9.2.1
 }
 
+# Has an end know the hardware address of the other one: the kernel asks for it again a second after
+# a question was lost, and a queue pair waits for no more than that.
+know() { # end, other end
+  local address mac
+  mac=$(cat "/sys/class/net/$2/address")
+  for address in $(ip -o addr show dev "$2" scope global | awk '{ sub("/.*", "", $4); print $4 }'); do
+    ip neigh replace "$address" lladdr "$mac" dev "$1" nud permanent || return
+  done
+}
+
 # The devices' and TCP's counts of retransmitted packets, and netem's count of dropped ones.
 count() { cat /sys/class/infiniband/rxe[12]/ports/1/hw_counters/"$1" | awk '{ n += $1 } END { print n }'; }
 segments() { awk '/^Tcp:/ && !names { for (i = 1; i <= NF; i++) at[$i] = i; names = 1; next } /^Tcp:/ { print $at["RetransSegs"] }' /proc/net/snmp; }
@@ -89,6 +99,7 @@ fi
 case $2 in loss_*)
   # lo carries 64 KiB in one packet, so 2 % of a test's packets may be less than one packet.
   [ "$interface" != lo ] || ip link set lo mtu 4096 gso_max_segs 1 || exit
+  [ "$interface" = lo ] || { know v1 v2 && know v2 v1; } || exit
   for one in $interface; do tc qdisc add dev "$one" root netem loss $LOSS || exit; done ;;
 esac
 again() { # what was sent again
