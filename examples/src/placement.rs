@@ -60,7 +60,7 @@ pub struct PlacementOptions {
     /// The number of the job.
     #[command(flatten)]
     pub job: JobOption,
-    /// Who makes the key for TCP between hosts.
+    /// The maker of the key for TCP between hosts.
     #[command(flatten)]
     pub key: KeyOption,
     /// Seconds to wait for another rank

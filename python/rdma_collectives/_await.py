@@ -1,4 +1,4 @@
-"""How an event loop waits for a started operation."""
+"""Event loops that wait for a started operation."""
 
 from __future__ import annotations
 

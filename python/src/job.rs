@@ -1,4 +1,4 @@
-//! How the ranks of a job meet: at an address, where a launcher says, or by a store of Python.
+//! The meeting of a job's ranks: at an address, where a launcher says, or by a store of Python.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use rdma_collectives::bootstrap::{Directory, Exchange, Group, Place, Roles, Term
 use rdma_collectives::{Communicator, Error, Transport};
 use serde::Serialize;
 
-/// Where the ranks meet.
+/// The place where the ranks meet.
 pub(crate) enum Meeting {
     /// At an address, or where a launcher says.
     Place(Place),
@@ -18,7 +18,7 @@ pub(crate) enum Meeting {
     Directory(Directory),
 }
 
-/// What the ranks of a job agree on.
+/// Options that the ranks of a job agree on.
 #[derive(Debug)]
 pub(crate) struct Options {
     pub(crate) name: Option<String>,

@@ -37,7 +37,7 @@ pub(crate) struct Memory {
     hold: Option<Hold>,
 }
 
-/// What an object's memory consists of.
+/// The contents of an object's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Elements that can be reduced.
@@ -46,7 +46,7 @@ pub(crate) enum Kind {
     Items(usize),
 }
 
-/// What keeps an object's memory valid.
+/// A hold that keeps an object's memory valid.
 enum Hold {
     Buffer(Pin<Box<ffi::Py_buffer>>),
     /// Only dropped.
@@ -60,7 +60,7 @@ unsafe impl Send for Hold {}
 // the only accesses are copies that may race (3).
 unsafe impl Send for Memory {}
 
-/// How an operation uses memory.
+/// The use of memory by an operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
     Read,
@@ -197,12 +197,12 @@ impl Memory {
         }
     }
 
-    /// What an operation reads.
+    /// The source of an operation.
     pub(crate) fn input(&self) -> Result<UntypedSource<'_>, Error> {
         UntypedSource::shared(self.unit().0, self.bytes())
     }
 
-    /// What an operation writes; of memory that was held for writes.
+    /// The target of an operation; of memory that was held for writes.
     pub(crate) fn output(&mut self) -> Result<UntypedTarget<'_>, Error> {
         UntypedTarget::shared(self.unit().0, self.bytes_mut())
     }

@@ -20,7 +20,7 @@ use crate::wait;
 /// The memory of an operation.
 pub(crate) type Memories = Vec<Memory>;
 
-/// What an operation returns beside its memory.
+/// The value that an operation returns beside its memory.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
     /// Nothing.
@@ -51,7 +51,7 @@ pub(crate) struct Work {
     /// The process that has started the operation: a forked child lacks the thread that runs it.
     process: u32,
     state: Mutex<State>,
-    /// What tells an event loop that the operation has ended.
+    /// The event that tells an event loop of the operation's end.
     event: Mutex<Option<Arc<Event>>>,
 }
 

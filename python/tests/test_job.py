@@ -1,4 +1,4 @@
-"""How ranks meet, wait and end."""
+"""Ranks that meet, wait and end."""
 
 import os
 import signal

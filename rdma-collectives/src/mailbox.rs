@@ -222,7 +222,7 @@ struct Arriving {
     goal: Goal,
 }
 
-/// Where the bytes of a message go.
+/// The place of a message's bytes.
 enum Goal {
     /// Nowhere yet: no receive wants the message.
     Open,

@@ -1,4 +1,4 @@
-//! What a port tells of the network that it is on, to find out which ports reach each other.
+//! A port's network, as far as the port tells it, to find out which ports reach each other.
 //!
 //! InfiniBand ports reach each other on one subnet, which the prefix of a GID names, and in one
 //! partition. RoCE ports need GIDs of one version of RoCE and one version of IP. What lies between
@@ -98,7 +98,7 @@ impl Port {
     /// Checks that two ports may reach each other. What one of them does not tell counts as equal.
     ///
     /// # Errors
-    /// Why they do not, as a sentence about both.
+    /// The reason why they do not, as a sentence about both.
     pub(crate) fn reaches(&self, other: &Self) -> Result<(), String> {
         let (network, theirs) = (self.network(), other.network());
         if network != theirs || self.transport != other.transport {

@@ -132,14 +132,14 @@ pub fn listen(_group: &mut Group, transport: Transport, _is_trusted: bool) -> Re
     }
 }
 
-/// How the ranks of a group reach each other without shared memory: [`route`].
+/// The way in which the ranks of a group reach each other without shared memory: [`route`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     /// Whether two of the ranks need the software device in place of their own devices.
     pub is_fallback: bool,
     /// Whether messages between two of the ranks go over TCP.
     pub is_tcp: bool,
-    /// Why two of the ranks do not use hardware: `rank 1 has no hardware`. `None` if all do, and if
+    /// The reason why two ranks lack hardware: `rank 1 has no hardware`. `None` if all do, and if
     /// all have chosen the software device of one host.
     pub why: Option<String>,
 }

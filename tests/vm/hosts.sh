@@ -259,7 +259,7 @@ run() {
       wait "$server" || status=$?
       [ $status -eq 137 ] || fail "the server ended with status $status" ;;
     faults_port_down)
-      # What is lost while the port is down is sent again.
+      # Packets that are lost while the port is down are sent again.
       export RDMA_SOFT_FAULT=port-down=200ms:nth=100
       pingpongs 1 10.9.0.1 2 --op send --size 4096 -n 300 ;;
     faults_of_a_job)

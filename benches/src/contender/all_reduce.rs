@@ -78,7 +78,7 @@ impl AllReduce {
     }
 }
 
-/// Where the ranks meet: a port of the leader's that is free.
+/// The place where the ranks meet: a port of the leader's that is free.
 fn root(role: Role, channel: &mut Channel, leader: IpAddr) -> io::Result<String> {
     match role {
         Role::Leader => {

@@ -15,7 +15,7 @@ const PIECE: usize = 64 << 10;
 /// Bytes that one call reads at most, if payloads are copied.
 const READ: usize = 256 << 10;
 
-/// How a payload gets to its target.
+/// The way of a payload to its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     /// It is read into a buffer with other frames, and copied from there.
@@ -32,7 +32,7 @@ pub struct TcpFrames {
     placement: Placement,
     /// The messages that may wait for their answers.
     in_flight: u64,
-    /// What the leader sends, and where the follower puts it.
+    /// The payload that the leader sends, and the target at the follower.
     memory: Vec<u8>,
     buffer: Vec<u8>,
 }

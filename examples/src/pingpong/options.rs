@@ -157,7 +157,7 @@ pub struct LocalOptions {
     #[arg(long, value_parser = cli::one_of::<Bind>(), default_value_t = Bind::Auto)]
     #[arg(help_heading = cli::JOB, hide_short_help = true)]
     pub bind: Bind,
-    /// Who makes the key for TCP between hosts.
+    /// The maker of the key for TCP between hosts.
     #[command(flatten)]
     pub key: KeyOption,
     /// Print one JSON object instead of tables

@@ -16,13 +16,13 @@ struct Fake {
     options: Vec<String>,
 }
 
-/// Where rank 0 of a job listens. The port is below those of connections: all jobs of a test have
+/// The address of rank 0. The port is below those of connections: all jobs of a test have
 /// their addresses before the first one starts.
 fn root(job: usize) -> String {
     format!("{}:18717", address(12, job))
 }
 
-/// What each launcher sets on two hosts with a rank each; the first host is this one.
+/// The variables that each launcher sets on two hosts with a rank each; the first host is this one.
 fn fakes(test: u8) -> Vec<Fake> {
     let number = |launcher: u32| job(20 + u32::from(test) * 2 + launcher);
     let of = |names, more: &[(&'static str, &str)]| [0, 1].map(|rank| set(rank, 2, names, more));

@@ -1,4 +1,4 @@
-"""What differs between the versions of PyTorch, from 1.13 on."""
+"""The differences between the versions of PyTorch, from 1.13 on."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ fn ranks_with_different_hardware_do_every_operation() {
     }
 }
 
-/// What programs of two processes ask, which use verbs alone.
+/// The questions of programs of two processes, which use verbs alone.
 #[test]
 fn ranks_ask_for_their_route_without_shared_memory() {
     for (kinds, is_fallback, why) in [

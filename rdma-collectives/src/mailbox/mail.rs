@@ -8,7 +8,7 @@ use crate::element::Element;
 use crate::memory::{Source, Target};
 use crate::queue::{OperationError, Outcome, OwnedSource, OwnedTarget};
 
-/// What is posted.
+/// A message that is posted.
 #[derive(Debug)]
 pub(super) enum Letter {
     /// A message to a rank.

@@ -78,7 +78,7 @@ impl fmt::Display for Ended {
     }
 }
 
-/// What handles the frames of a link.
+/// The handler of the frames of a link.
 pub(crate) trait Handler {
     /// Handles a frame.
     fn handle(&mut self, header: &Header, payload: Source<'_>);
@@ -128,7 +128,7 @@ struct Rest {
 }
 
 impl Rest {
-    /// What is left after some more bytes.
+    /// The rest after some more bytes.
     fn behind(self, count: usize) -> Option<Self> {
         let len = self.len.checked_sub(count).filter(|len| *len != 0)?;
         Some(Self { header: self.header.behind(u32::try_from(count).ok()?), len })

@@ -283,7 +283,7 @@ impl Admission {
             } else {
                 self.remote.event_loop.forget(&place.stranger.socket);
             }
-            // Whom the stranger calls has had no time for it.
+            // The process that the stranger calls has had no time for it.
             if !matches!(place.step, Step::Silent(_)) {
                 hello::tell_busy(&place.stranger.socket);
             }

@@ -64,7 +64,7 @@ impl Drop for Meeting {
     }
 }
 
-/// Why a process that requests a link does not get one now.
+/// The reason why a process that requests a link does not get one now.
 fn refusal(
     parts: &HashMap<Who, Part>,
     state: &State,

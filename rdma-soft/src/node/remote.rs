@@ -80,7 +80,7 @@ struct Waiting {
     stage: Stage,
 }
 
-/// How far the handshake with a stranger has got.
+/// The state of the handshake with a stranger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Nothing was said to it.

@@ -44,7 +44,7 @@ const MAX_PARTS: usize = 3 + MAX_SGE;
 #[derive(Debug)]
 pub(crate) struct Tcp(Private);
 
-/// What this side knows of a peer that has not taken all that was sent.
+/// This side's knowledge of a peer that has not taken all that was sent.
 #[derive(Debug, Default)]
 pub(crate) struct Patience {
     /// Bytes that the peer had acknowledged at the last look.

@@ -1,4 +1,4 @@
-//! How processes of two hosts begin: what a call costs the processes of a host.
+//! The beginnings of processes of two hosts: what a call costs the processes of a host.
 //!
 //! The hosts are loopback addresses, as in `hosts`.
 
@@ -32,7 +32,7 @@ fn there_with(options: &str) -> Puppet {
     })
 }
 
-/// How often the thread of a process that lets callers in has slept.
+/// The number of times that the thread of a process that lets callers in has slept.
 fn sleeps(pid: i32) -> usize {
     let mut sleeps = 0;
     for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {

@@ -12,7 +12,7 @@ use crate::system::{at, make, output, read, remove, write};
 
 /// Seconds until a script is stopped.
 const LIMIT: &str = "600";
-/// How long the daemon may take to start.
+/// The time that the daemon may take to start.
 const START: Duration = Duration::from_secs(60);
 /// Starts the daemon with the folder $1 and the socket $2. Its own network has no way out, because
 /// nothing is pulled.
@@ -38,7 +38,7 @@ pub(super) struct Docker {
     /// The name of the image and of the projects, which no other run has: a user's own stay as they
     /// are.
     name: String,
-    /// What stands before the lines of a script.
+    /// The text before the lines of a script.
     prelude: &'static str,
 }
 
@@ -121,7 +121,7 @@ impl Docker {
     /// output. A service that has ended by itself must have succeeded.
     pub(super) fn type_lines(&self, project: &Path, lines: &str, services: &[Service]) -> Result<String, String> {
         println!("{lines}");
-        // What a failure leaves in the background would hold the output open.
+        // A process that a failure leaves in the background would hold the output open.
         let script = format!("set -e\ntrap 'kill $(jobs -p) 2>/dev/null' EXIT\n{}{lines}\n", self.prelude);
         let typed = self.shell(project, &script);
         let checked = typed.and_then(|text| {

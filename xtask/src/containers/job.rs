@@ -19,13 +19,13 @@ pub(super) const COMPOSE: &str = "tests/vm/compose.yaml";
 const PAGE: &str = "rdma/src/guide/testing.md";
 /// The page with the job of Kubernetes.
 const PODS: &str = "rdma/src/guide/between_hosts.md";
-/// What the first rank prints when all results were right.
+/// The line of the first rank when all results were right.
 const RIGHT: &str = "# Out of bounds values : 0 OK";
-/// What perftest prints above its result.
+/// The line of perftest above its result.
 const MEASURED: &str = "#bytes";
 /// The variable that says where a service has its key.
 const KEY: &str = "RDMA_SOFT_KEY";
-/// What runs a program in the place of a service.
+/// The command that runs a program in the place of a service.
 const RUN: &str = "docker compose run ";
 
 /// The job.

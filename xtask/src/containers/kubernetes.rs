@@ -7,7 +7,7 @@ use serde_yaml_ng::{Deserializer, Value};
 
 use super::compose::Service;
 
-/// Where a pod of an indexed job finds its number.
+/// The variable in which a pod of an indexed job finds its number.
 const INDEX: &str = "metadata.annotations['batch.kubernetes.io/job-completion-index']";
 
 #[derive(Deserialize)]

@@ -10,7 +10,7 @@ use crate::engine::*;
 const LEN: usize = 4000;
 /// Bytes of the first part.
 const FIRST: usize = 100;
-/// Where a write goes in the peer's memory.
+/// The place of a write in the peer's memory.
 const AT: usize = 64;
 
 /// The frame of a request of the first side, and its payload.

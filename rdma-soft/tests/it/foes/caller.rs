@@ -34,7 +34,7 @@ pub(super) struct Name {
     instance: [u8; 16],
 }
 
-/// What a caller opens a connection for.
+/// The purpose of a connection.
 #[derive(Clone, Copy)]
 enum Purpose {
     Link,

@@ -213,7 +213,7 @@ fn attacked() -> (Side, Puppet) {
     (side, victim)
 }
 
-/// What the hostile process knows of the victim, and what it makes of it.
+/// The hostile process's knowledge of the victim, and what it makes of it.
 struct Attack<'a> {
     foe: &'a Caller,
     random: Random,
@@ -325,7 +325,7 @@ impl Attack<'_> {
         frame(words, &vec![0xee; len])
     }
 
-    /// What the victim does with valid frames: it is the puppet's proof that it speaks the
+    /// The victim's deeds with valid frames: they are the puppet's proof that it speaks the
     /// protocol, so what follows gets past the first checks.
     fn behave(&mut self, pipe: &mut Pipe) {
         let [foe, _, datagrams, ..] = self.endpoints;
@@ -495,7 +495,7 @@ fn hostile_frames_of_a_holder_of_the_key_harm_nobody_else() {
     runs_on_host("foes::hostile_frames", HERE);
 }
 
-/// What a stranger gets that does not quite prove that it holds the key.
+/// The answers to a stranger that does not quite prove that it holds the key.
 #[test]
 #[ignore = "run by nothing_short_of_a_proof_opens_a_link"]
 fn almost_proved() {
