@@ -217,7 +217,10 @@ impl State {
     fn begin_care(&mut self) {
         let now = os::now();
         self.care = now.after(CARE);
-        if self.alarm <= now || self.alarm > self.care {
+        if self.alarm <= now {
+            // The agent has yet to wake for this alarm, which a later one would take away.
+            self.set_alarm_for_tick();
+        } else if self.alarm > self.care {
             self.set_alarm(self.care);
         }
     }
