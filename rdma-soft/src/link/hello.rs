@@ -23,9 +23,9 @@
 //! words: nobody on the way can turn the encryption off. Two sides that want different things part
 //! after their proofs, so each can tell its user why.
 //!
-//! Whoever accepts a connection and has no place for its caller, or finds the called process full,
-//! says so in place of Second ([`tell_busy`]). Nothing proves that: it has the caller call again,
-//! for a time, and nothing else.
+//! An acceptor that has no place for its caller, or finds the called process full, says so in place
+//! of Second ([`tell_busy`]). This answer is not proved: it has the caller call again, for a time,
+//! and nothing else.
 //!
 //! Two processes agree on a link by their first slots, so that handshakes that both begin meet. The
 //! acceptor answers a call to another slot of its own with Known, and Second has the first one.

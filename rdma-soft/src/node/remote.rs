@@ -314,7 +314,8 @@ impl Strangers {
     fn enter(&mut self, socket: &Arc<Tcp>, stage: Stage) {
         self.waiting.push_back(Waiting { since: Instant::now(), socket: Arc::clone(socket), stage });
         if self.waiting.len() > MAX_STRANGERS {
-            // Who has given a connection away ends it if the other process has not taken it.
+            // A connection that was given away is ended by its giver, unless the other
+            // process has taken it.
             if let Some(oldest) = self.waiting.pop_front().filter(|oldest| oldest.stage != Stage::Given) {
                 if oldest.stage == Stage::Unanswered {
                     hello::tell_busy(&oldest.socket);

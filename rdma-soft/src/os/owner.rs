@@ -1,4 +1,4 @@
-//! Who listens at an address, as far as the kernel tells: for messages alone.
+//! The process that listens at an address, as far as the kernel tells: for messages alone.
 
 use std::fmt;
 use std::fs;

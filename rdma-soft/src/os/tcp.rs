@@ -224,7 +224,7 @@ impl Tcp {
         let sources = payload.parts().iter().map(|source| (source.as_ptr(), source.len()));
         // SAFETY: `zeroed` requires that zeros are a value: an `msghdr` is pointers and numbers.
         let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
-        // What has no place is not sent, as if the kernel had not taken it.
+        // Parts without a place are not sent, as if the kernel had not taken them.
         let pieces = slices.chain(sources).filter(|(_, len)| *len != 0);
         for (place, (ptr, len)) in parts.iter_mut().zip(pieces) {
             *place = libc::iovec { iov_base: ptr.cast_mut().cast(), iov_len: len };
